@@ -1,0 +1,90 @@
+"""The command line: options once, outcomes to exit codes. Verbs live in `mlapatch.commands` and are imported lazily."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from mlapatch import __version__
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.outcome import Outcome
+
+app = typer.Typer(
+    name="mlapatch",
+    help="Named, reversible, verified source patches for an installed SGLang's flashinfer MLA backend.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: " + " · ".join(f"{int(code)} {code.sentence}" for code in Exit),
+)
+
+
+def run(verb: Callable[[], Outcome], *, as_json: bool = False) -> None:
+    """Run one verb, print its outcome, and exit with its code."""
+    from mlapatch.cli.render import emit, emit_error
+
+    try:
+        outcome = verb()
+    except MlapatchError as error:
+        emit_error(error, as_json=as_json)
+        raise typer.Exit(int(error.exit)) from None
+    emit(outcome, as_json=as_json)
+    raise typer.Exit(int(outcome.exit))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"mlapatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Named, reversible, verified source patches for an installed SGLang's flashinfer MLA backend."""
+
+
+def _register() -> None:
+    from mlapatch.cli import patching
+
+    patching.register(app)
+
+
+def _report_bug(error: BaseException) -> int:
+    """Write the traceback to a log and print one line that names it."""
+    import tempfile
+    import traceback
+    from pathlib import Path
+
+    text = f"mlapatch {__version__}\nargv: {sys.argv}\n" + "".join(traceback.format_exception(error))
+    handle, name = tempfile.mkstemp(prefix="mlapatch-bug-", suffix=".log")
+    with os.fdopen(handle, "w", encoding="utf-8") as log:
+        log.write(text)
+    print(
+        f"error: a bug in mlapatch ({type(error).__name__}: {error}); nothing more was written. Log: {Path(name)}",
+        file=sys.stderr,
+    )
+    return int(Exit.BUG)
+
+
+def main() -> None:
+    """Entry point: never a bare traceback."""
+    _register()
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(int(Exit.INTERRUPTED))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(Exit.OK))
+    except Exception as error:
+        sys.exit(_report_bug(error))

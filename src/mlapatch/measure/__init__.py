@@ -1,0 +1,1 @@
+"""Bench, trace, estimate and runs."""

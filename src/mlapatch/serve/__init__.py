@@ -1,0 +1,1 @@
+"""Launch, health and diagnosis of a server."""
