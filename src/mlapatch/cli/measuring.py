@@ -1,0 +1,72 @@
+"""The verbs that measure: estimate, trace, profile, bench, runs, compare and report."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003  typer reads annotations at run time
+from typing import Annotated
+
+import typer
+
+from mlapatch.cli import run
+from mlapatch.cli.options import AsJson  # noqa: TC001  as above
+
+Panel = "Measure"
+
+
+def _estimate(
+    preset: Annotated[str | None, typer.Option("--preset", metavar="NAME", help="glm-5, deepseek-v3, ...")] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="CONFIG", help="A config.json, or the folder that holds one.")
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", help="Slots of the KV pool: max_total_num_tokens.")] = 495_552,
+    page_size: Annotated[
+        int | None, typer.Option("--page-size", help="The server's page size; default 64 for a DSA model, else 1.")
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor parallelism.")] = 8,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="rtx-pro-6000, h200, h100, b200, ...")
+    ] = None,
+    bandwidth: Annotated[float | None, typer.Option("--bandwidth", metavar="TB/S", help="Memory bandwidth.")] = None,
+    memory: Annotated[float | None, typer.Option("--memory", metavar="GB", help="GPU memory.")] = None,
+    context: Annotated[int, typer.Option("--context", help="Live tokens of one request.")] = 8192,
+    batch: Annotated[int, typer.Option("--batch", help="Requests decoded together.")] = 1,
+    measured_tpot: Annotated[
+        float | None, typer.Option("--measured-tpot", metavar="MS", help="Stock's TPOT, to predict each patch's.")
+    ] = None,
+    measured_cast: Annotated[
+        float | None, typer.Option("--measured-cast", metavar="MS", help="The cast's time a step, from `trace`.")
+    ] = None,
+    mem_fraction: Annotated[float, typer.Option("--mem-fraction", help="--mem-fraction-static of the server.")] = 0.9,
+    weights: Annotated[float | None, typer.Option("--weights", metavar="GB", help="Weights of one rank.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the whole-pool cast and each patch cost on paper.
+
+    Example: mlapatch estimate --preset glm-5 --tokens 495552 --tp 8 --gpu rtx-pro-6000 --measured-tpot 95.6
+    """
+    from mlapatch.commands.estimate import estimate
+
+    run(
+        lambda: estimate(
+            preset=preset,
+            model=model,
+            tokens=tokens,
+            page_size=page_size,
+            tp=tp,
+            gpu=gpu,
+            bandwidth=bandwidth,
+            memory=memory,
+            context=context,
+            batch=batch,
+            measured_tpot=measured_tpot,
+            measured_cast=measured_cast,
+            mem_fraction=mem_fraction,
+            weights=weights,
+        ),
+        as_json=as_json,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the measuring verbs to the application."""
+    app.command("estimate", rich_help_panel=Panel)(_estimate)

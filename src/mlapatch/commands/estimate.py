@@ -1,0 +1,193 @@
+"""`mlapatch estimate`: what a model, pool and GPU cost on paper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.measure import estimate as paper
+from mlapatch.measure import gpus, shape
+from mlapatch.measure.units import both, percent, seconds, size
+from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def estimate(
+    *,
+    preset: str | None = None,
+    model: Path | None = None,
+    tokens: int = 495_552,
+    page_size: int | None = None,
+    tp: int = 8,
+    gpu: str | None = None,
+    bandwidth: float | None = None,
+    memory: float | None = None,
+    context: int = 8192,
+    batch: int = 1,
+    measured_tpot: float | None = None,
+    measured_cast: float | None = None,
+    mem_fraction: float = 0.9,
+    weights: float | None = None,
+) -> Outcome:
+    """Compute the cost of the whole-pool cast and of each patch.
+
+    Units at this level are those of the command line: `bandwidth` TB/s, `memory` and `weights` GB, TPOT and cast ms.
+    """
+    _check(preset, model, tokens=tokens, tp=tp, context=context, batch=batch, mem_fraction=mem_fraction)
+    what = shape.read(model) if model else shape.preset(preset or "glm-5")
+    card = _card(gpu, bandwidth, memory)
+    pool = paper.Pool(what, tokens, page_size or (64 if what.index_bytes else 1))
+    live = context * batch
+    tpot = None if measured_tpot is None else measured_tpot / 1e3
+    cast = None if measured_cast is None else measured_cast / 1e3
+    stock = cast if cast is not None else paper.cast_seconds(pool, card) * what.layers
+    if tpot is not None and stock >= tpot:
+        raise MlapatchError(
+            Exit.USAGE,
+            "the measured TPOT is shorter than the cast alone would take",
+            expected=f"more than {seconds(stock)} for {tokens:,} tokens on {card.title}",
+            found=seconds(tpot),
+            next="check --tokens and --gpu, or whether that server casts at all: mlapatch trace FILE",
+        )
+    rows = paper.costs(pool, card, live, tpot, cast)
+    floor = paper.floor_seconds(pool, card, live)
+    shadow = paper.shadow(pool, card, mem_fraction, None if weights is None else weights * 1e9)
+    data: dict[str, object] = {
+        "model": {
+            "name": what.name,
+            "layers": what.layers,
+            "width": what.width,
+            "index_bytes": what.index_bytes,
+            "heads_per_rank": what.heads // tp,
+        },
+        "gpu": {
+            "name": card.name,
+            "sm": card.sm,
+            "bandwidth": card.bandwidth,
+            "memory": card.memory,
+            "cast_rate": card.cast_rate,
+        },
+        "pool": {
+            "tokens": tokens,
+            "page_size": pool.page_size,
+            "kv_bytes": pool.kv_bytes,
+            "raw_bytes": pool.raw_bytes,
+            "workspace_bytes": pool.workspace_bytes,
+        },
+        "cast": {
+            "elements_per_layer": pool.cast_elements,
+            "bytes_per_layer": pool.cast_bytes,
+            "bytes_per_step": pool.step_bytes,
+            "seconds_per_layer": stock / what.layers,
+            "seconds_per_step": stock,
+            "lower_bound": card.cast_rate is None and cast is None,
+            "share_of_tpot": None if tpot is None else stock / tpot,
+        },
+        "live_tokens": live,
+        "floor_seconds_per_step": floor,
+        "shadow": {"bytes": shadow.needed, "free": shadow.free, "fits": shadow.fits, "basis": shadow.basis},
+        "patches": [
+            {
+                "name": row.name,
+                "prepare_bytes_per_layer": row.prepare_bytes,
+                "read_bytes_per_layer": row.read_bytes,
+                "seconds_per_layer": row.layer_seconds,
+                "seconds_per_step": row.step_seconds,
+                "predicted_tpot_seconds": row.tpot,
+                "note": row.note,
+            }
+            for row in rows
+        ],
+    }
+    return Outcome(data=data, blocks=_blocks(pool, card, live, rows, floor, shadow, tpot, stock, tp, cast is not None))
+
+
+def _check(
+    preset: str | None, model: Path | None, *, tokens: int, tp: int, context: int, batch: int, mem_fraction: float
+) -> None:
+    if preset and model:
+        raise MlapatchError(Exit.USAGE, "give --preset or --model, not both")
+    for option, value in (("--tokens", tokens), ("--tp", tp), ("--context", context), ("--batch", batch)):
+        if value < 1:
+            raise MlapatchError(Exit.USAGE, f"{option} must be at least 1", found=str(value))
+    if not 0 < mem_fraction <= 1:
+        raise MlapatchError(Exit.USAGE, "--mem-fraction is a share of the memory", expected="0 to 1")
+
+
+def _card(name: str | None, bandwidth: float | None, memory: float | None) -> gpus.Gpu:
+    if bandwidth is None and memory is None:
+        return gpus.find(name or "rtx-pro-6000")
+    if name is not None:
+        known = gpus.find(name)
+        rate = None if bandwidth is not None else known.cast_rate
+        wide = known.bandwidth if bandwidth is None else bandwidth * 1e12
+        return gpus.Gpu(known.name, known.title, known.sm, wide, known.memory if memory is None else memory * 1e9, rate)
+    if bandwidth is None or memory is None:
+        raise MlapatchError(
+            Exit.USAGE, "a GPU that mlapatch does not know needs both --bandwidth (TB/s) and --memory (GB)"
+        )
+    return gpus.Gpu("custom", "this GPU", 0, bandwidth * 1e12, memory * 1e9)
+
+
+def _blocks(
+    pool: paper.Pool,
+    card: gpus.Gpu,
+    live: int,
+    rows: list[paper.Cost],
+    floor: float,
+    shadow: paper.Shadow,
+    tpot: float | None,
+    stock: float,
+    tp: int,
+    cast_given: bool,
+) -> list[Block]:
+    model = pool.model
+    rate = f"{card.bandwidth / 1e12:.2f} TB/s"
+    if card.cast_rate and not cast_given:
+        rate += f"; the stock cast reached {card.cast_rate / 1e12:.2f} TB/s ({card.source})"
+    bound = "at least " if card.cast_rate is None and not cast_given else ""
+    index = f" + {model.index_bytes} index bytes" if model.index_bytes else ""
+    pairs = [
+        ("model", f"{model.name}: {model.layers} layers x {model.width}{index}, {model.heads // tp or 1} heads a rank"),
+        ("GPU", f"{card.title}, {rate}, {card.memory / 1e9:.0f} GB"),
+        ("pool", f"{pool.tokens:,} tokens, FP8: {both(pool.raw_bytes)} a rank; tensor parallelism does not divide it"),
+        (
+            "cast, one layer",
+            (
+                f"{pool.cast_elements / 1e6:.1f} M elements x 3 bytes = {size(pool.cast_bytes)}, "
+                f"{bound}{seconds(stock / model.layers)}"
+            ),
+        ),
+        ("cast, one step", f"{size(pool.step_bytes)}, {bound}{seconds(stock)}"),
+    ]
+    if tpot is not None:
+        pairs.append(("cast's share", f"{percent(stock / tpot)} of the measured {seconds(tpot)} a token"))
+    pairs += [
+        ("FP8 floor", f"{seconds(floor)} a step to read {live:,} live tokens once"),
+        ("workspace", f"{size(pool.workspace_bytes)} for active-cast, as large as stock's transient copy"),
+        (
+            "BF16 shadow",
+            f"{both(shadow.needed)}; {size(shadow.free)} free {shadow.basis}: "
+            + ("fits" if shadow.fits else "does not fit"),
+        ),
+    ]
+    columns = ["patch", "cast a layer", "time a layer", "time a step", "attention reads a layer"]
+    if tpot is not None:
+        columns.append("predicted TPOT")
+    table = [
+        [
+            row.name,
+            size(row.prepare_bytes),
+            seconds(row.layer_seconds),
+            seconds(row.step_seconds),
+            size(row.read_bytes),
+            *([] if row.tpot is None else [seconds(row.tpot)]),
+            row.note,
+        ]
+        for row in rows
+    ]
+    notes = ["Patch times are bytes over full bandwidth, so a floor; predictions hold while CUDA graphs are on."]
+    return [Pairs(pairs), Table([*columns, "note"], table, f"For {live:,} live tokens"), Text(notes)]
