@@ -7,12 +7,15 @@ the user's cache folder) keeps what was fetched, across runs and pytest-xdist wo
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock
+from packaging.version import Version
 from platformdirs import user_cache_path
 
 from mlapatch.install.wheels import ReleaseFiles, WheelStore
@@ -24,29 +27,17 @@ TARGETS = (BACKEND, RUNNER)
 RELEASES = ("0.4.6.post5", "0.5.9", "0.5.12.post1", "0.5.15.post1", "0.5.23")
 """The releases that the patches were first written for."""
 
-WITHOUT_CAST = ("0.4.3.post4", "0.4.5.post3", "0.4.6.post4")
-"""Releases from before the whole-pool cast: nothing to fix."""
+CONTENTS = json.loads((Path(__file__).parent / "data" / "contents.json").read_text())
+"""Each distinct content of BACKEND from 0.4.3.post4 on: `{"sha256", "releases", "lines", "cast"}`, oldest first."""
 
-ALL_CONTENTS = (
-    "0.4.6.post5",
-    "0.4.7.post1",
-    "0.4.10.post2",
-    "0.5.1.post3",
-    "0.5.2",
-    "0.5.3.post3",
-    "0.5.4.post3",
-    "0.5.9",
-    "0.5.13.post1",
-    "0.5.14",
-    "0.5.15.post1",
-    "0.5.16",
-    "0.5.17",
-    "0.5.18",
-    "0.5.19",
-    "0.5.21",
-    "0.5.23",
-)
-"""One release for each distinct content of BACKEND that has the cast."""
+WITHOUT_CAST = tuple(str(content["releases"][-1]) for content in CONTENTS if not content["cast"])
+"""One release for each content from before the whole-pool cast (to 0.4.6.post4): nothing to fix."""
+
+ALL_CONTENTS = tuple(str(content["releases"][-1]) for content in CONTENTS if content["cast"])
+"""One release for each distinct content that has the cast."""
+
+ALL_RELEASES = tuple(str(release) for content in CONTENTS if content["cast"] for release in content["releases"])
+"""Every release on the index that has the cast."""
 
 _IN_TREE = (
     *TARGETS,
@@ -117,3 +108,23 @@ class Corpus:
             except OSError:
                 return False
         return True
+
+
+def contents(corpus: Corpus, first: str = "0.4.3.post4", last: str = "0.5.23") -> list[dict[str, object]]:
+    """The table of distinct contents, from the index."""
+    found: dict[str, dict[str, object]] = {}
+    releases: dict[str, list[str]] = {}
+    for version in corpus.store.releases(pre=True):
+        if Version(first) <= version <= Version(last):
+            text = corpus.text(str(version))
+            digest = hashlib.sha256(text).hexdigest()
+            releases.setdefault(digest, []).append(str(version))
+            cast = re.search(rb"\.get_key_buffer\([^()]*\)\.to\(", text) is not None
+            lines = len(text.splitlines())
+            found[digest] = {"sha256": digest, "releases": releases[digest], "lines": lines, "cast": cast}
+    return list(found.values())
+
+
+if __name__ == "__main__":  # python -m tests.corpus: write tests/data/contents.json anew
+    rows = ",\n".join(json.dumps(row) for row in contents(Corpus(cache_root())))
+    (Path(__file__).parent / "data" / "contents.json").write_text(f"[\n{rows}\n]\n")

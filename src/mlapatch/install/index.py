@@ -247,10 +247,11 @@ def _cannot(what: str, output: str) -> MlapatchError:
         )
     words = [line.strip() for line in output.splitlines() if line.strip().startswith(("ERROR", "error", "WARNING"))]
     detail = "\n".join(f"  pip: {line}" for line in words[-3:] or output.strip().splitlines()[-3:])
-    if _OFFLINE.search(output):
+    if _OFFLINE.search(output) or "(from versions: none)" in output:
+        or_empty = "" if _OFFLINE.search(output) else f", or has no wheel of {PROJECT}"
         return MlapatchError(
             Exit.ENVIRONMENT,
-            f"{what}: the package index cannot be reached",
+            f"{what}: the package index cannot be reached{or_empty}",
             expected="the index of pip's configuration (pip config list)",
             detail=detail,
             next="try again when online: what was fetched before is kept",
