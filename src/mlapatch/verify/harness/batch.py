@@ -1,0 +1,159 @@
+"""The batch of one step: slots, inputs and the forward batch that a backend gets, the same for both sides."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .pool import HEAD_DIM, LORA_RANK, ROPE_DIM
+from .scenarios import WINDOW, Scenario, Step
+
+HEADS, LAYERS = 2, 2
+NOPE_DIM, V_DIM = 128, 128
+DRAFT_STEPS = WINDOW
+
+
+class Layer:
+    """`RadixAttention` as MLA uses it: one KV head of 576, or per-head keys of 192 where prefill is ragged.
+
+    `k_scale` is not 1 on purpose: the pool's writes apply no scale, so a read must not either.
+    """
+
+    def __init__(self, layer_id: int, ragged: bool = False) -> None:
+        self.layer_id = layer_id
+        self.tp_q_head_num = HEADS
+        self.tp_k_head_num = self.tp_v_head_num = HEADS if ragged else 1
+        self.head_dim = self.qk_head_dim = NOPE_DIM + ROPE_DIM if ragged else HEAD_DIM
+        self.v_head_dim = V_DIM if ragged else LORA_RANK
+        self.scaling = (NOPE_DIM + ROPE_DIM) ** -0.5
+        self.logit_cap = 0.0
+        self.k_scale = torch.tensor(0.5)
+        self.v_scale = torch.tensor(0.5)
+        self.k_scale_float = self.v_scale_float = 0.5
+        self.sliding_window_size = -1
+        self.is_cross_attention = False
+
+
+class ForwardBatch:
+    """`ForwardBatch`: whatever a backend reads of it; anything else is None."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+@dataclass
+class Inputs:
+    """One layer's tensors of a step: queries `[tokens, heads, ...]`, keys `[tokens, 1 or heads, ...]`, BF16."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    q_rope: torch.Tensor | None
+    k_rope: torch.Tensor | None
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [t for t in (self.q, self.k, self.v, self.q_rope, self.k_rope) if t is not None]
+
+
+@dataclass
+class Plan:
+    """Everything a step needs besides the backend."""
+
+    step: Step
+    rows: torch.Tensor
+    """Request r's row in the table, `[bs]` int64."""
+    live: torch.Tensor
+    """Slots that hold tokens before the step, each once."""
+    content: list[torch.Tensor]
+    """For each layer `[len(live), 576]` BF16."""
+    out_loc: torch.Tensor
+    """Slots that the step writes, `[tokens]`; for a draft `[draft steps, requests]`."""
+    positions: torch.Tensor
+    inputs: list[list[Inputs]]
+    """For each forward (one, or one a draft step), each layer."""
+    lens: tuple[int, ...]
+    """Tokens in the pool after the step."""
+
+
+def generator(seed: int, scenario: str, step: int) -> torch.Generator:
+    """The same numbers for both sides, whatever else ran before."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed}/{scenario}/{step}".encode()))
+
+
+def table(scenario: Scenario, seed: int) -> torch.Tensor:
+    """`[rows, context]` int32 slots in no order, slot 0 in none; row 0 is all zeros, for padding."""
+    most = max((len(s.prefix) for s in scenario.steps), default=0)
+    longest = [0] * most
+    for step in scenario.steps:
+        extra = DRAFT_STEPS + 1 if step.mode == "draft" else 0
+        for r, (before, added) in enumerate(zip(step.prefix, step.added())):
+            for row in (r, len(step.prefix) - 1 - r):
+                longest[row] = max(longest[row], before + added + extra)
+    order = torch.randperm(scenario.slots, generator=generator(seed, scenario.name, -1)) + 1
+    free = iter(order.tolist())
+    common = [next(free) for _ in range(scenario.shared)]
+    result = torch.zeros((most + 1, scenario.context), dtype=torch.int32)
+    for r, n in enumerate(longest):
+        slots = common[:n] + [next(free) for _ in range(n - scenario.shared)]
+        result[r + 1, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
+    return result
+
+
+def make(scenario: Scenario, index: int, slots: torch.Tensor, seed: int, device: str) -> Plan:
+    """The `index`-th step of a scenario."""
+    step = scenario.steps[index]
+    random = generator(seed, scenario.name, index)
+    count = len(step.prefix)
+    rows = [r + 1 for r in range(count)]
+    if index % 2:
+        rows.reverse()
+    added = step.added()
+    lens = tuple(before + n for before, n in zip(step.prefix, added))
+    live = sorted({int(slots[row, p]) for row, n in zip(rows, step.prefix) for p in range(n)})
+    content = [torch.randn((len(live), HEAD_DIM), generator=random).bfloat16().to(device) for _ in range(LAYERS)]
+    if step.mode == "draft":
+        out_loc = torch.tensor([[int(slots[row, n + i]) for row, n in zip(rows, step.prefix)] for i in range(DRAFT_STEPS)])
+        positions = torch.tensor(step.prefix)
+        forwards, tokens = DRAFT_STEPS - 1, count
+    else:
+        where = [(row, p) for row, n, m in zip(rows, step.prefix, added) for p in range(n, n + m)]
+        out_loc = torch.tensor([int(slots[row, p]) for row, p in where], dtype=torch.int64)
+        positions = torch.tensor([p for _, p in where], dtype=torch.int64)
+        forwards, tokens = 1, len(where)
+    inputs = [[_inputs(random, tokens, step.mode == "ragged", device) for _ in range(LAYERS)] for _ in range(forwards)]
+    return Plan(
+        step, torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(live, dtype=torch.int64, device=device),
+        content, out_loc.to(device), positions.to(device), inputs, lens,
+    )  # fmt: skip
+
+
+def _inputs(random: torch.Generator, tokens: int, ragged: bool, device: str) -> Inputs:
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn((tokens, *shape), generator=random).bfloat16().to(device)
+
+    if ragged:
+        width = NOPE_DIM + ROPE_DIM
+        return Inputs(normal(HEADS, width), normal(HEADS, width), normal(HEADS, V_DIM), None, None)
+    k = normal(1, LORA_RANK)
+    return Inputs(normal(HEADS, LORA_RANK), k, k, normal(HEADS, ROPE_DIM), normal(1, ROPE_DIM))
+
+
+def padded(inputs: Inputs, tokens: int) -> Inputs:
+    """The same with zeros appended up to `tokens` rows."""
+
+    def pad(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        return torch.cat((tensor, tensor.new_zeros((tokens - tensor.shape[0], *tensor.shape[1:]))))
+
+    parts = [pad(t) for t in (inputs.q, inputs.k, inputs.v, inputs.q_rope, inputs.k_rope)]
+    assert parts[0] is not None and parts[1] is not None and parts[2] is not None
+    return Inputs(parts[0], parts[1], parts[2], parts[3], parts[4])

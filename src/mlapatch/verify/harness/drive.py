@@ -1,0 +1,393 @@
+"""Drives one backend, stock or patched, through one scenario."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from . import batch, poison, specs, standins
+from .batch import DRAFT_STEPS, HEADS, LAYERS, ForwardBatch, Inputs, Layer, Plan
+from .graph import new_graph
+from .pool import HEAD_DIM, LORA_RANK, PACKED_DIM, KVPool, RequestTable, ROPE_DIM
+from .reads import PoolReads
+from .record import Plan as WrapperPlan
+from .record import Recorder, Run
+from .scenarios import WINDOW, Mode, Scenario, Step
+
+CACHES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "packed": torch.float8_e4m3fn}
+SUBCLASSES = {"flashmla": "FlashMLABackend", "cutlass_mla": "CutlassMLABackend", "trtllm_mla": "TRTLLMMLABackend"}
+
+
+class Skip(Exception):  # noqa: N818 - not an error: the release has no such thing
+    """This release cannot run the scenario; the message says why."""
+
+
+@dataclass
+class Taken:
+    """What came out of one step: outputs `[tokens, heads * dim]` a forward and layer, valid rows, wrapper records, slots loaded."""
+
+    step: int
+    outputs: list[torch.Tensor]
+    tokens: int
+    plans: list[WrapperPlan]
+    runs: list[Run]
+    reads: set[int]
+    allowed: set[int]
+
+
+@dataclass
+class Captured:
+    """A graph, the static tensors that it reads, and the outputs that it writes."""
+
+    graph: Any
+    fb: ForwardBatch
+    inputs: list[list[Inputs]]
+    outputs: list[torch.Tensor]
+
+
+class Messages(logging.Handler):
+    """Log lines of the module under test."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class Side:
+    """One backend in its own world. `stock_names` are the attributes of the stock twin's objects, None for the stock side."""
+
+    def __init__(
+        self, scenario: Scenario, path: Path, package: Path, device: str, seed: int, wrappers: Any, recorder: Recorder
+    ) -> None:
+        self.scenario, self.device, self.seed, self.recorder = scenario, device, seed, recorder
+        self.messages = Messages()
+        self.world = standins.make_world(package, device, scenario.flags, wrappers)
+        standins.enter(self.world)
+        specs.register(self.world)
+        logger = logging.getLogger(standins.BACKEND_MODULE)
+        logger.handlers, logger.propagate = [self.messages], False
+        logger.setLevel(logging.DEBUG)
+        self.module: types.ModuleType = standins.load(path, standins.BACKEND_MODULE)
+        self.modes = self.world.resolve("sglang.srt.model_executor.forward_batch_info", "ForwardMode")
+        self.slots = batch.table(scenario, seed)
+        width = PACKED_DIM if scenario.cache == "packed" else HEAD_DIM
+        page = int(scenario.flags.get("page_size", 1))
+        self.pool = KVPool(scenario.slots, page, CACHES[scenario.cache], LAYERS, device, width)
+        if scenario.cache == "packed":
+            self.pool.fill_bytes(batch.generator(seed, scenario.name, -2))
+        self.reads = PoolReads([b for b in self.pool.kv_buffer]) if device == "cpu" else None
+        self.graphs: dict[tuple[str, int], Captured] = {}
+        self.stock_names: dict[str, set[str]] | None = None
+        self.runner = self._runner(page)
+        self.layers = [Layer(i) for i in range(LAYERS)]
+        self.ragged_layers = [Layer(i, ragged=True) for i in range(LAYERS)]
+        self._needs()
+
+    def _runner(self, page: int) -> SimpleNamespace:
+        slots = self.slots.to(self.device)
+        config = SimpleNamespace(
+            context_len=self.scenario.context, num_attention_heads=HEADS, kv_lora_rank=LORA_RANK, qk_nope_head_dim=batch.NOPE_DIM,
+            qk_rope_head_dim=ROPE_DIM, v_head_dim=batch.V_DIM, scaling=self.layer_scale(), num_hidden_layers=LAYERS,
+            get_num_kv_heads=lambda _: 1, hf_config=SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]), head_dim=HEAD_DIM,
+        )  # fmt: skip
+        return SimpleNamespace(
+            device=self.device, dtype=torch.bfloat16, kv_cache_dtype=self.pool.dtype, page_size=page, model_config=config,
+            req_to_token_pool=RequestTable(slots), token_to_kv_pool=self.pool, server_args=self.world.server_args,
+            kv_index_translator=standins.indices.Translator(slots), is_draft_worker=False, max_running_requests=len(slots),
+            tp_rank=0, tp_size=1, gpu_id=0, spec_algorithm=None, sliding_window_size=None, is_hybrid=False,
+        )  # fmt: skip
+
+    @staticmethod
+    def layer_scale() -> float:
+        return Layer(0).scaling
+
+    def _needs(self) -> None:
+        """Raises Skip where the release lacks what the scenario drives."""
+        members = self.modes.__members__
+        backend = self.module.FlashInferMLAAttnBackend
+        capture = getattr(backend, "init_forward_metadata_capture_cuda_graph", None)
+        modes = {step.mode for step in self.scenario.steps}
+        if "draft_extend" in modes and "DRAFT_EXTEND" not in members:
+            raise Skip("this release has no DRAFT_EXTEND mode (only DRAFT_EXTEND_V2)")
+        if "draft_extend_v2" in modes and "DRAFT_EXTEND_V2" not in members:
+            raise Skip("this release has no DRAFT_EXTEND_V2 mode")
+        if "dflash" in modes and not hasattr(backend, "_build_fast_verify_plan_kwargs"):
+            raise Skip("this release has no fast plan for DFLASH verify")
+        if any(mode == "draft_extend" for mode, _ in self.scenario.captures):
+            if capture is None or "is_draft_extend" not in capture.__code__.co_names:
+                raise Skip("this release does not capture draft extend in the flashinfer MLA backend")
+        if self.scenario.flags.get("captured_prefill") and not self._knows_captured_prefill():
+            raise Skip("this release has no captured prefill graphs")
+        if "dcp_size" in self.scenario.flags and not any("dcp" in name for name in vars(self.module)):
+            if "dcp_enabled" not in Path(str(self.module.__file__)).read_text(encoding="utf-8"):
+                raise Skip("this release has no decode context parallelism in the flashinfer MLA backend")
+
+    def _knows_captured_prefill(self) -> bool:
+        return any(name.startswith("is_in_") and name.endswith("_cuda_graph") for name in vars(self.module))
+
+    def build(self) -> None:
+        """Constructs the backend, as SGLang does after the pool; this is where a patch refuses."""
+        kind = self.scenario.backend
+        if kind == "draft":
+            self.backend = self.module.FlashInferMLAMultiStepDraftBackend(self.runner, 1, DRAFT_STEPS)
+        elif kind in SUBCLASSES:
+            self.backend = self._subclass(kind)
+        else:
+            self.backend = self.module.FlashInferMLAAttnBackend(self.runner)
+        self.parts = list(self.backend.attn_backends) if kind == "draft" else [self.backend]
+        if self.scenario.captures:
+            self._capture_all()
+
+    def _subclass(self, kind: str) -> Any:
+        path = self.world.package / "srt" / "layers" / "attention" / f"{kind}_backend.py"
+        if not path.is_file():
+            raise Skip(f"this release has no {kind}_backend.py")
+        try:
+            module = standins.load(path, f"sglang.srt.layers.attention.{kind}_backend")
+            backend = getattr(module, SUBCLASSES[kind])
+        except (standins.StandInMissing, ImportError, AttributeError, TypeError) as error:
+            raise Skip(f"{kind}_backend.py cannot be loaded under the stand-ins: {error}") from error
+        return backend(self.runner)
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def run(self, index: int) -> Taken:
+        """Performs the `index`-th step and returns what came out."""
+        plan = batch.make(self.scenario, index, self.slots, self.seed, self.device)
+        self._fill(plan)
+        PoolReads.active = None
+        outputs = self._replay(plan) if plan.step.graph else self._eager(plan)
+        PoolReads.active = None
+        plans, runs = self.recorder.take()
+        tokens = len(plan.step.prefix) if plan.step.mode == "draft" else sum(plan.step.added())
+        reads = self.reads.take() if self.reads else set()
+        return Taken(index, [o.clone() for o in outputs], tokens, plans, runs, reads, self._allowed(plan))
+
+    def _fill(self, plan: Plan) -> None:
+        if self.scenario.cache != "packed":
+            for layer, content in enumerate(plan.content):
+                self.pool.fill(layer, plan.live, content)
+
+    def _allowed(self, plan: Plan) -> set[int]:
+        """Slots in the page table of the step's requests (and slot 0, which padding reads)."""
+        after = DRAFT_STEPS if plan.step.mode == "draft" else 0
+        return {0} | {
+            int(self.slots[row, p]) for row, n in zip(plan.rows.tolist(), plan.lens) for p in range(n + after)
+        }
+
+    def _eager(self, plan: Plan) -> list[torch.Tensor]:
+        step = plan.step
+        fb = self._forward_batch(plan)
+        if step.prefix or step.mode != "idle":
+            self.backend.init_forward_metadata(fb)
+        if step.pad_after_plan:
+            self._pad_after_plan(fb, plan)
+        return self._forward(fb, plan.inputs, poisoned=True)
+
+    def _pad_after_plan(self, fb: ForwardBatch, plan: Plan) -> None:
+        more = plan.step.pad_after_plan
+        fb.batch_size += more
+        fb.seq_lens = torch.cat((fb.seq_lens, fb.seq_lens.new_ones(more)))
+        fb.req_pool_indices = torch.cat((fb.req_pool_indices, fb.req_pool_indices.new_zeros(more)))
+        fb.out_cache_loc = torch.cat((fb.out_cache_loc, fb.out_cache_loc.new_zeros((*fb.out_cache_loc.shape[:-1], more))), dim=-1)
+        plan.inputs = [[batch.padded(i, i.q.shape[0] + more) for i in forward] for forward in plan.inputs]
+
+    def _forward(self, fb: ForwardBatch, inputs: list[list[Inputs]], poisoned: bool) -> list[torch.Tensor]:
+        """Each forward (one, or one a draft step) through each layer. Poison goes between, except inside a graph."""
+        outputs = []
+        for i, layers in enumerate(inputs):
+            backend, loc = self.backend, fb.out_cache_loc
+            if self.scenario.backend == "draft":
+                backend, fb.out_cache_loc = self.parts[i], loc[i]
+            for layer_id, one in enumerate(layers):
+                if poisoned:
+                    self.poison()
+                PoolReads.active = self.reads
+                outputs.append(self._attend(backend, fb, one, layer_id))
+                PoolReads.active = None
+            fb.out_cache_loc = loc
+        return outputs
+
+    def _attend(self, backend: Any, fb: ForwardBatch, one: Inputs, layer_id: int) -> torch.Tensor:
+        if one.q_rope is None:
+            layer = self.ragged_layers[layer_id]
+            result = backend.forward(one.q, one.k, one.v, layer, fb, save_kv_cache=False)
+        elif self.scenario.backend == "flashmla":
+            q, k = torch.cat((one.q, one.q_rope), -1), torch.cat((one.k, one.k_rope), -1)  # type: ignore[list-item]
+            result = backend.forward(q.flatten(1), k, one.v, self.layers[layer_id], fb)
+        else:
+            result = backend.forward(
+                one.q.flatten(1), one.k, one.v, self.layers[layer_id], fb, q_rope=one.q_rope, k_rope=one.k_rope
+            )
+        if isinstance(result, tuple):
+            out, lse = result
+            return torch.cat((out.float(), lse.float()), dim=-1)
+        return result  # type: ignore[no-any-return]
+
+    def poison(self) -> None:
+        """Overwrites what only the patched side keeps; does nothing on the stock side."""
+        if self.stock_names is None:
+            return
+        spared = {b.untyped_storage().data_ptr() for b in self.pool.kv_buffer}
+        for captured in self.graphs.values():
+            spared |= {t.untyped_storage().data_ptr() for f in captured.inputs for i in f for t in i.tensors()}
+        poison.poison(self.module, [(o, self.stock_names.get(k, set())) for k, o in self.objects().items()], spared)
+
+    def objects(self) -> dict[str, object]:
+        """The objects a patch may hang state on, by a name that both sides share."""
+        found: dict[str, object] = {}
+        for i, part in enumerate(self.parts):
+            found[f"backend{i}"] = part
+            for name, value in list(vars(part).items()):
+                if "wrapper" in name or "updater" in name:
+                    found[f"backend{i}.{name}"] = value
+            for table in ("decode_cuda_graph_metadata", "prefill_cuda_graph_metadata"):
+                for key, value in getattr(part, table, {}).items():
+                    found[f"backend{i}.{table}.{key}"] = value
+        return {k: v for k, v in found.items() if hasattr(v, "__dict__")}
+
+    # -- the batch --------------------------------------------------------------------------------------------------
+
+    def _mode(self, mode: Mode) -> Any:
+        name = {"ragged": "EXTEND", "verify": "TARGET_VERIFY", "dflash": "TARGET_VERIFY", "draft": "DECODE"}
+        return self.modes[name.get(mode, mode.upper())]
+
+    def _forward_batch(self, plan: Plan) -> ForwardBatch:
+        step, count = plan.step, len(plan.step.prefix)
+        committed = step.mode in ("verify", "dflash", "draft")
+        lens = torch.tensor(step.prefix if committed else plan.lens, dtype=torch.int64)
+        return self._batch(
+            step.mode, count, plan.rows, lens.to(self.device), self._host_lens(step, lens), plan.out_loc, plan.positions,
+            self._spec(step.mode, torch.tensor(step.added(), dtype=torch.int32, device=self.device)), plan,
+        )  # fmt: skip
+
+    @staticmethod
+    def _host_lens(step: Step, lens: torch.Tensor) -> torch.Tensor:
+        """A DFLASH verify's host lengths include the window (0.5.19 and later say so at `_build_fast_verify_plan_kwargs`)."""
+        return lens + WINDOW if step.mode == "dflash" else lens
+
+    def _spec(self, mode: Mode, added: torch.Tensor) -> Any:
+        if mode in ("verify", "dflash"):
+            return specs.verify(self.world, WINDOW, self.device, mode == "dflash")
+        if mode in ("draft_extend", "draft_extend_v2"):
+            return specs.draft_extend(self.world, added, WINDOW)
+        return specs.draft(self.world) if mode == "draft" else None
+
+    def _batch(
+        self, mode: Mode, count: int, rows: torch.Tensor, lens: torch.Tensor, host: torch.Tensor, out_loc: torch.Tensor,
+        positions: torch.Tensor, spec: Any, plan: Plan | None = None,
+    ) -> ForwardBatch:  # fmt: skip
+        fields: dict[str, Any] = {}
+        if plan is not None and mode in ("extend", "ragged", "draft_extend", "draft_extend_v2"):
+            added = plan.step.added()
+            fields = {
+                "extend_prefix_lens": torch.tensor(plan.step.prefix, dtype=torch.int64, device=self.device),
+                "extend_prefix_lens_cpu": list(plan.step.prefix),
+                "extend_seq_lens": torch.tensor(added, dtype=torch.int32, device=self.device),
+                "extend_seq_lens_cpu": list(added),
+            }
+        return ForwardBatch(
+            forward_mode=self._mode(mode), batch_size=count, req_pool_indices=rows, seq_lens=lens, seq_lens_cpu=host,
+            seq_lens_sum=int(lens.sum()), out_cache_loc=out_loc, positions=positions, spec_info=spec,
+            token_to_kv_pool=self.pool, req_to_token_pool=self.runner.req_to_token_pool, attn_backend=self.backend, **fields,
+        )  # fmt: skip
+
+    # -- graphs -----------------------------------------------------------------------------------------------------
+
+    def _capture_all(self) -> None:
+        most = max(bs for _, bs in self.scenario.captures)
+        init = self.backend.init_cuda_graph_state
+        takes_tokens = "max_num_tokens" in inspect.signature(init).parameters
+        init(most, most * WINDOW) if takes_tokens else init(most)
+        if self.scenario.cache != "packed":
+            for layer in range(LAYERS):
+                none = torch.zeros(0, dtype=torch.int64, device=self.device)
+                self.pool.fill(layer, none, torch.zeros((0, HEAD_DIM), device=self.device))
+        for mode, bs in self.scenario.captures:
+            self.graphs[mode, bs] = self._capture(mode, bs)
+
+    def _fill_value(self) -> int:
+        return int(self.parts[0].get_cuda_graph_seq_len_fill_value())
+
+    def _capture(self, mode: Mode, bs: int) -> Captured:
+        """As SGLang's graph runners do: every request a dummy of the fill length in row 0, warm up, then capture."""
+        window = WINDOW if mode in ("verify", "dflash", "draft_extend") else 1
+        tokens, forwards = bs * window, (DRAFT_STEPS - 1 if mode == "draft" else 1)
+        kind = {"dtype": torch.int64, "device": self.device}
+        lens = torch.full((bs,), max(self._fill_value(), 1), **kind)  # type: ignore[arg-type]
+        shape = (DRAFT_STEPS, bs) if mode == "draft" else (tokens,)
+        added = torch.full((bs,), window, dtype=torch.int32, device=self.device)
+        fb = self._batch(
+            mode, bs, torch.zeros(bs, **kind), lens, lens.cpu().clone(), torch.zeros(shape, **kind),  # type: ignore[arg-type]
+            torch.ones(tokens, **kind), self._spec(mode, added),  # type: ignore[arg-type]
+        )  # fmt: skip
+        inputs = [[self._static(tokens) for _ in range(LAYERS)] for _ in range(forwards)]
+        self._capture_metadata(fb, bs, tokens)
+        for _ in range(2 if self.device != "cpu" else 1):
+            self._forward(fb, inputs, poisoned=True)
+        graph = new_graph(self.device)
+        return Captured(graph, fb, inputs, graph.capture(lambda: self._forward(fb, inputs, poisoned=False)))
+
+    def _static(self, tokens: int) -> Inputs:
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros((tokens, *shape), dtype=torch.bfloat16, device=self.device)
+
+        k = zeros(1, LORA_RANK)
+        return Inputs(zeros(HEADS, LORA_RANK), k, k, zeros(HEADS, ROPE_DIM), zeros(1, ROPE_DIM))
+
+    def _capture_metadata(self, fb: ForwardBatch, bs: int, tokens: int) -> None:
+        if hasattr(self.backend, "init_forward_metadata_out_graph"):
+            self.backend.init_forward_metadata_out_graph(fb, in_capture=True)
+        elif self.scenario.backend == "draft":
+            self.backend.init_forward_metadata_capture_cuda_graph(fb)
+        else:
+            self.backend.init_forward_metadata_capture_cuda_graph(
+                bs, tokens, fb.req_pool_indices, fb.seq_lens, None, fb.forward_mode, fb.spec_info
+            )
+
+    def _replay(self, plan: Plan) -> list[torch.Tensor]:
+        mode = "decode" if plan.step.mode == "idle" else plan.step.mode
+        captured = self.graphs[mode, plan.step.graph]
+        bs, count, fb = plan.step.graph, len(plan.step.prefix), captured.fb
+        committed = mode in ("verify", "dflash", "draft")
+        lens = torch.tensor(plan.step.prefix if committed else plan.lens, dtype=torch.int64)
+        fill = self._fill_value()
+        host = torch.cat((lens, torch.full((bs - count,), fill, dtype=torch.int64)))
+        fb.seq_lens.copy_(host)
+        fb.req_pool_indices.zero_()[:count] = plan.rows
+        fb.out_cache_loc.zero_()[..., : plan.out_loc.shape[-1]] = plan.out_loc
+        fb.positions.fill_(fill)[: plan.positions.numel()] = plan.positions
+        for static, given in zip(captured.inputs, plan.inputs, strict=True):
+            for into, one in zip(static, given, strict=True):
+                for a, b in zip(into.tensors(), one.tensors(), strict=True):
+                    a.zero_()[: b.shape[0]] = b
+        added = torch.tensor([*plan.step.added(), *[1] * (bs - count)], dtype=torch.int32, device=self.device)
+        view = self._batch(
+            mode, bs, fb.req_pool_indices, fb.seq_lens, self._host_lens(plan.step, host), fb.out_cache_loc, fb.positions,
+            self._spec(mode, added),
+        )  # fmt: skip
+        self._replay_metadata(view, bs)
+        self.poison()
+        PoolReads.active = self.reads
+        captured.graph.replay()
+        return captured.outputs
+
+    def _replay_metadata(self, fb: ForwardBatch, bs: int) -> None:
+        if hasattr(self.backend, "init_forward_metadata_out_graph"):
+            self.backend.init_forward_metadata_out_graph(fb)
+        elif self.scenario.backend == "draft":
+            self.backend.init_forward_metadata_replay_cuda_graph(fb, bs)
+        else:
+            self.backend.init_forward_metadata_replay_cuda_graph(
+                bs, fb.req_pool_indices, fb.seq_lens, fb.seq_lens_sum, None, fb.forward_mode, fb.spec_info, fb.seq_lens_cpu
+            )
