@@ -1,0 +1,271 @@
+"""A patch as data: what `patch.toml` and its snippets say, checked and frozen.
+
+Nothing here reads a file. `load_patch` takes the parsed table and the text of every snippet that it names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+SCOPE = re.compile(r"module|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+TARGET = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.py")
+
+
+class PatchFormError(ValueError):
+    """`patch.toml` does not say a patch: the message names the key, what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """The exact number of matches, by SGLang version where it differs."""
+
+    by_version: tuple[tuple[str, int], ...]
+
+    def expected(self, version: Version | None) -> tuple[int, ...]:
+        """The allowed counts: one for a known version, any of the listed ones where the version is unknown."""
+        if version is not None:
+            for specifier, count in self.by_version:
+                if SpecifierSet(specifier).contains(version, prereleases=True):
+                    return (count,)
+        return tuple(dict.fromkeys(count for _, count in self.by_version))
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One edit: in `scope`, replace what `find` matches, or insert `code` before or after an anchor or at an end."""
+
+    scope: str
+    count: Count
+    find: str = ""
+    replace: str = ""
+    before: str = ""
+    after: str = ""
+    at: str = ""  # "start" or "end" of the scope's body
+    code: str = ""  # the text that is inserted
+
+    @property
+    def anchor(self) -> str:
+        """The pattern whose matches are counted ('' for `at`)."""
+        return self.find or self.before or self.after
+
+
+@dataclass(frozen=True)
+class Post:
+    """A postcondition: in `scope`, `present` matches exactly `count` times, `absent` does not match, or `kept`, which
+    the edits rely on and which is no sign of the patch, still matches exactly `count` times.
+    """
+
+    scope: str
+    count: Count
+    present: str = ""
+    absent: str = ""
+    kept: str = ""
+
+
+@dataclass(frozen=True)
+class Superseded:
+    """What an upstream fix looks like: in `scope`, one of `present` matches (never just an absence)."""
+
+    scope: str
+    present: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What must be true of the machine: flashinfer versions and GPU compute capabilities (e.g. 90)."""
+
+    flashinfer: str = ""
+    sm: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A named patch of one file of SGLang."""
+
+    name: str
+    summary: str
+    target: str
+    sglang: str
+    sglang_reason: str
+    edits: tuple[Edit, ...]
+    posts: tuple[Post, ...]
+    superseded: tuple[Superseded, ...] = ()
+    requires: Requires = field(default_factory=Requires)
+    excludes: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    upstream: tuple[str, ...] = ()
+    remove_when: str = ""
+    digest: str = ""
+    raw: str = ""  # canonical JSON of everything above: what the digest covers, kept with the state for revert
+
+    def supports(self, version: Version | None) -> bool:
+        """Whether this SGLang version is in the supported range (an unknown version is left to the structure)."""
+        return version is None or SpecifierSet(self.sglang).contains(version, prereleases=True)
+
+
+def _need(table: Mapping[str, Any], key: str, kind: type, where: str, default: Any = None) -> Any:
+    value = table.get(key, default)
+    if value is None:
+        raise PatchFormError(f"{where}: the key '{key}' is missing")
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise PatchFormError(f"{where}: '{key}' must be {kind.__name__}, found {type(value).__name__} {value!r:.60}")
+    return value
+
+
+def _strings(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = _need(table, key, list, where, [])
+    if not all(isinstance(item, str) for item in value):
+        raise PatchFormError(f"{where}: '{key}' must be a list of strings, found {value!r:.60}")
+    return tuple(value)
+
+
+def _known(table: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    unknown = sorted(set(table) - set(keys))
+    if unknown:
+        raise PatchFormError(f"{where}: unknown key '{unknown[0]}'; known keys are {', '.join(sorted(keys))}")
+
+
+def _specifier(text: str, where: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise PatchFormError(f"{where}: '{text}' is not a version specifier such as '>=0.5.9'") from None
+    return text
+
+
+def _count(table: Mapping[str, Any], where: str) -> Count:
+    value = table.get("count", 1)
+    pairs = list(value.items()) if isinstance(value, Mapping) else [("", value)]
+    if not pairs:
+        raise PatchFormError(f"{where}: 'count' is empty")
+    for specifier, count in pairs:
+        _specifier(specifier, where)
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 1000:
+            raise PatchFormError(f"{where}: 'count' must be a whole number from 0 to 1000, found {count!r:.60}")
+    return Count(tuple(pairs))
+
+
+def _scope(table: Mapping[str, Any], where: str) -> str:
+    scope = str(_need(table, "scope", str, where))
+    if not SCOPE.fullmatch(scope):
+        raise PatchFormError(f"{where}: scope '{scope}' is not 'module' or a dotted name such as 'Class.method'")
+    return scope
+
+
+def _edit(table: Mapping[str, Any], snippets: Mapping[str, str], where: str) -> Edit:
+    _known(table, ("scope", "find", "replace", "before", "after", "at", "insert", "code", "count"), where)
+    places = [key for key in ("find", "before", "after", "at") if table.get(key)]
+    if len(places) != 1:
+        raise PatchFormError(f"{where}: exactly one of find, before, after, at is needed, found {places or 'none'}")
+    text = {key: str(_need(table, key, str, where, "")) for key in ("find", "replace", "before", "after", "at", "code")}
+    if text["find"]:
+        if not text["replace"]:
+            raise PatchFormError(f"{where}: 'find' needs 'replace'")
+        if text["code"] or table.get("insert"):
+            raise PatchFormError(f"{where}: 'find' takes 'replace', not 'code' or 'insert'")
+    else:
+        names = table.get("insert", [])
+        names = [names] if isinstance(names, str) else names
+        if bool(names) == bool(text["code"]):
+            raise PatchFormError(f"{where}: an insertion needs either 'insert' (snippet files) or 'code'")
+        for name in names:
+            if name not in snippets:
+                raise PatchFormError(f"{where}: the snippet '{name}' was not found in the patch's folder")
+        if names:
+            text["code"] = "\n\n".join(snippets[name].strip("\n") + "\n" for name in names)
+    if text["at"] not in ("", "start", "end"):
+        raise PatchFormError(f"{where}: 'at' must be 'start' or 'end', found '{text['at']}'")
+    return Edit(scope=_scope(table, where), count=_count(table, where), **text)
+
+
+def _post(table: Mapping[str, Any], where: str) -> Post:
+    kinds = ("present", "absent", "kept")
+    _known(table, ("scope", "count", *kinds), where)
+    patterns = {kind: str(_need(table, kind, str, where, "")) for kind in kinds}
+    if sum(bool(pattern) for pattern in patterns.values()) != 1:
+        raise PatchFormError(f"{where}: exactly one of 'present', 'absent' and 'kept' is needed")
+    return Post(_scope(table, where), _count(table, where), **patterns)
+
+
+def _superseded(table: Mapping[str, Any], where: str) -> Superseded:
+    _known(table, ("scope", "present"), where)
+    present = _strings(table, "present", where)
+    if not present:
+        raise PatchFormError(f"{where}: 'present' needs at least one pattern")
+    return Superseded(_scope(table, where), present)
+
+
+def _requires(table: Mapping[str, Any], where: str) -> Requires:
+    _known(table, ("flashinfer", "sm", "reason"), where)
+    sm = _need(table, "sm", list, where, [])
+    if not all(isinstance(item, int) for item in sm):
+        raise PatchFormError(f"{where}: 'sm' must be a list of numbers such as [90], found {sm!r:.60}")
+    flashinfer = _specifier(str(_need(table, "flashinfer", str, where, "")), where)
+    return Requires(flashinfer, tuple(sm), str(_need(table, "reason", str, where, "")))
+
+
+KEYS = (
+    "name", "summary", "target", "sglang", "sglang-reason", "excludes", "after", "upstream", "remove-when",
+    "requires", "edit", "post", "superseded",
+)  # fmt: skip
+
+
+def snippet_names(table: Mapping[str, Any]) -> list[str]:
+    """The snippet files that a patch's table names, in order, before the table is checked."""
+    names: list[str] = []
+    edits = table.get("edit", [])
+    for edit in edits if isinstance(edits, list) else []:
+        if isinstance(edit, Mapping):
+            insert = edit.get("insert", [])
+            names += [insert] if isinstance(insert, str) else [n for n in insert if isinstance(n, str)]
+    return list(dict.fromkeys(names))
+
+
+def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: str = "patch.toml") -> Patch:
+    """Check a parsed `patch.toml` and its snippets (text by name); raises PatchFormError."""
+    _known(table, KEYS, where)
+    name = str(_need(table, "name", str, where))
+    if not NAME.fullmatch(name):
+        raise PatchFormError(f"{where}: name '{name}' must be lower-case letters, digits and dashes")
+    target = str(_need(table, "target", str, where))
+    if not TARGET.fullmatch(target) or ".." in target.split("/"):
+        raise PatchFormError(f"{where}: target '{target}' must be a .py path inside the sglang package")
+    edits = _need(table, "edit", list, where)
+    posts = _need(table, "post", list, where)
+    fixes = _need(table, "superseded", list, where, [])
+    if not edits or not posts:
+        raise PatchFormError(f"{where}: at least one [[edit]] and one [[post]] are needed")
+    canonical = json.dumps({"table": table, "snippets": dict(snippets)}, sort_keys=True, ensure_ascii=True)
+    return Patch(
+        name=name,
+        summary=str(_need(table, "summary", str, where)),
+        target=target,
+        sglang=_specifier(str(_need(table, "sglang", str, where, "")), where),
+        sglang_reason=str(_need(table, "sglang-reason", str, where, "")),
+        edits=tuple(_edit(edit, snippets, f"{where} edit {i}") for i, edit in enumerate(edits, 1)),
+        posts=tuple(_post(post, f"{where} post {i}") for i, post in enumerate(posts, 1)),
+        superseded=tuple(_superseded(fix, f"{where} superseded {i}") for i, fix in enumerate(fixes, 1)),
+        requires=_requires(_need(table, "requires", dict, where, {}), f"{where} requires"),
+        excludes=_strings(table, "excludes", where),
+        after=_strings(table, "after", where),
+        upstream=_strings(table, "upstream", where),
+        remove_when=str(_need(table, "remove-when", str, where, "")),
+        digest=hashlib.sha256(canonical.encode()).hexdigest(),
+        raw=canonical,
+    )
+
+
+def patch_from_raw(raw: str) -> Patch:
+    """The patch that a state folder kept, exactly as it was applied."""
+    kept = json.loads(raw)
+    return load_patch(kept["table"], kept["snippets"], where="kept patch")

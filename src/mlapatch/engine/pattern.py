@@ -1,0 +1,198 @@
+"""Structural patterns with named holes, compiled to libcst matchers, and templates filled from what they matched.
+
+`{name}` stands for one expression, `{name...}` for any number of call arguments. White space, comments, parentheses
+and trailing commas do not count. Braces of a dict or set are doubled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import TypeAlias, cast
+
+import libcst as cst
+import libcst.matchers as m
+
+HOLE = re.compile(r"(?<!\{)\{([a-z_][a-z0-9_]*)(\.\.\.)?\}(?!\})")
+ONE, MANY = "__mlapatch_one_", "__mlapatch_many_"
+#: Fields of libcst nodes that carry formatting only.
+FORMATTING = frozenset(
+    [
+        "lpar",
+        "rpar",
+        "comma",
+        "equal",
+        "semicolon",
+        "dot",
+        "colon",
+        "lbracket",
+        "rbracket",
+        "lbrace",
+        "rbrace",
+        "first_colon",
+        "second_colon",
+        "header",
+        "footer",
+        "leading_lines",
+        "lines_after_decorators",
+        "trailing_whitespace",
+        "indent",
+        "star_etc_comma",
+    ]
+)
+
+Bindings: TypeAlias = Mapping[str, cst.CSTNode | Sequence[cst.CSTNode]]
+
+
+class PatternError(ValueError):
+    """A pattern or template is not Python with holes."""
+
+
+def _with_holes(text: str) -> tuple[str, list[str]]:
+    names: list[str] = []
+
+    def stand_in(match: re.Match[str]) -> str:
+        names.append(match[1])
+        return f"*{MANY}{match[1]}" if match[2] else f"{ONE}{match[1]}"
+
+    return HOLE.sub(stand_in, text).replace("{{", "{").replace("}}", "}"), names
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A compiled pattern: the type of node that it can match, and the matcher."""
+
+    text: str
+    root: type[cst.CSTNode]
+    matcher: m.BaseMatcherNode
+    definition: str = ""  # the name, for the patterns 'class X' and 'def x'
+
+    def match(self, node: cst.CSTNode) -> Bindings | None:
+        """What the holes stand for, if the node matches."""
+        if not isinstance(node, self.root):
+            return None
+        if self.definition:
+            named = cast("cst.ClassDef | cst.FunctionDef", node)
+            return {} if named.name.value == self.definition else None
+        return cast("Bindings | None", m.extract(node, self.matcher))
+
+
+def _matcher(node: cst.CSTNode) -> m.BaseMatcherNode:
+    if isinstance(node, cst.Name) and node.value.startswith(ONE):
+        return m.SaveMatchedNode(m.DoNotCare(), node.value[len(ONE) :])  # type: ignore[return-value]
+    wanted: dict[str, object] = {}
+    for item in fields(node):
+        if item.name in FORMATTING or item.name.startswith("whitespace"):
+            continue
+        value = getattr(node, item.name)
+        if isinstance(value, cst.CSTNode):
+            wanted[item.name] = _matcher(value)
+        elif isinstance(value, (list, tuple)):
+            wanted[item.name] = [_element(child) for child in value]
+        elif value is None or isinstance(value, str):
+            wanted[item.name] = value
+    return cast("m.BaseMatcherNode", getattr(m, type(node).__name__)(**wanted))
+
+
+def _element(node: cst.CSTNode) -> object:
+    many = _many(node)
+    return m.SaveMatchedNode(m.ZeroOrMore(), many) if many else _matcher(node)
+
+
+def _many(node: cst.CSTNode) -> str:
+    """The name of an `{x...}` hole, if this call argument is one."""
+    if isinstance(node, cst.Arg) and node.star == "*" and isinstance(node.value, cst.Name):
+        return node.value.value[len(MANY) :] if node.value.value.startswith(MANY) else ""
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def compile_pattern(text: str) -> Pattern:
+    """Compile an expression, a simple statement, or the header `class X` / `def x`; raises PatternError."""
+    header = re.fullmatch(r"(class|def)\s+([A-Za-z_]\w*)", text.strip())
+    if header:
+        root = cst.ClassDef if header[1] == "class" else cst.FunctionDef
+        return Pattern(text, root, m.DoNotCare(), header[2])  # type: ignore[arg-type]
+    source, names = _with_holes(text.strip())
+    if len(set(names)) != len(names):
+        raise PatternError(f"a hole is named twice in the pattern {text!r}")
+    try:
+        node: cst.CSTNode = cst.parse_expression(source)
+    except cst.ParserSyntaxError:
+        node = _statement(source, text)
+    return Pattern(text, type(node), _matcher(node))
+
+
+def _statement(source: str, text: str) -> cst.CSTNode:
+    try:
+        statement = cst.parse_statement(source)
+    except cst.ParserSyntaxError as error:
+        raise PatternError(f"the pattern {text!r} is not Python: {error.message}") from None
+    if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
+        return statement.body[0]
+    raise PatternError(f"the pattern {text!r} must be one expression or one simple statement")
+
+
+class _Fill(cst.CSTTransformer):
+    """Put the bound nodes where the holes are."""
+
+    def __init__(self, bindings: Bindings) -> None:
+        super().__init__()
+        self.bindings = bindings
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
+        if not original_node.value.startswith(ONE):
+            return updated_node
+        return cast("cst.BaseExpression", self._bound(original_node.value[len(ONE) :]).deep_clone())
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:
+        if not any(_many(arg) for arg in original_node.args):
+            return updated_node
+        args: list[cst.Arg] = []
+        for arg in updated_node.args:
+            many = _many(arg)
+            if many:
+                args += [cst.ensure_type(bound, cst.Arg) for bound in self._many(many)]
+            else:
+                args.append(arg)
+        return updated_node.with_changes(args=args)
+
+    def _bound(self, name: str) -> cst.CSTNode:
+        bound = self.bindings.get(name)
+        if not isinstance(bound, cst.CSTNode):
+            raise PatternError(f"the template uses {{{name}}}, which the pattern does not bind")
+        return bound
+
+    def _many(self, name: str) -> Sequence[cst.CSTNode]:
+        bound = self.bindings.get(name)
+        if bound is None or isinstance(bound, cst.CSTNode):
+            raise PatternError(f"the template uses {{{name}...}}, which the pattern does not bind")
+        return bound
+
+
+def fill_expression(template: str, bindings: Bindings, config: cst.PartialParserConfig) -> cst.BaseExpression:
+    """The template as an expression, its holes filled; raises PatternError."""
+    try:
+        node = cst.parse_expression(_with_holes(template.strip())[0], config)
+    except cst.ParserSyntaxError as error:
+        raise PatternError(f"the replacement {template!r} is not an expression: {error.message}") from None
+    return cast("cst.BaseExpression", node.visit(_Fill(bindings)))
+
+
+def fill_statements(
+    code: str, bindings: Bindings, config: cst.PartialParserConfig
+) -> tuple[list[cst.BaseStatement], list[cst.EmptyLine]]:
+    """The code as statements with their holes filled, and the comment lines after the last one."""
+    source = _with_holes(code)[0] if bindings else code
+    try:
+        module = cst.parse_module(source, config)
+    except cst.ParserSyntaxError as error:
+        raise PatternError(f"the inserted code is not Python: {error}") from None
+    if not module.body:
+        raise PatternError("the inserted code has no statement")
+    body = [cast("cst.BaseStatement", statement.visit(_Fill(bindings))) for statement in module.body]
+    first = cast("cst.SimpleStatementLine", body[0])
+    body[0] = first.with_changes(leading_lines=[*module.header, *first.leading_lines])
+    return body, [line for line in module.footer if line.comment is not None]

@@ -1,0 +1,189 @@
+"""Verdicts: what a patch is to a file. Every verdict comes from the bytes; marker comments decide nothing."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import lru_cache
+from textwrap import dedent
+from typing import TypeAlias
+
+import libcst as cst
+from packaging.version import Version
+
+from mlapatch.engine import tree
+from mlapatch.engine.edit import Misfit, Patched, apply_edits, check_count, count_matches
+from mlapatch.engine.judgement import Judgement, Verdict
+from mlapatch.engine.nearest import nearest
+from mlapatch.engine.patch import Edit, Patch
+
+
+@dataclass(frozen=True)
+class Fits:
+    """The patched bytes: parsed again, compiled, every postcondition checked."""
+
+    source: bytes
+
+
+Applied: TypeAlias = Fits | Judgement
+
+
+def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool = True) -> Judgement:
+    """What this patch is to this file, by structure alone: applied, applicable, superseded, drifted, ambiguous,
+    edited or unsupported (by version). `lost`, `conflicts` and the machine's limits need more than one file.
+    Without `prove` the edits and postconditions are tried, but the outcome is not printed, parsed and compiled.
+    """
+    try:
+        module = tree.parse(source)
+    except tree.Unreadable as error:
+        return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target}: {error}")
+    presence = _presence(module, patch, version)
+    if presence is not None:
+        return presence
+    edited = _edited(source, module, patch, version)
+    if isinstance(edited, Judgement):
+        return edited
+    outcome = _proven(edited, patch, version) if prove else _postconditions(edited.module, patch, version)
+    if isinstance(outcome, Judgement):
+        return outcome
+    return Judgement(patch.name, Verdict.APPLICABLE, "every edit fits", next=f"mlapatch apply {patch.name}")
+
+
+def apply(source: bytes, patch: Patch, version: Version | None) -> Applied:
+    """The file with the patch, proven before it is returned, or the judgement that says why not."""
+    try:
+        module = tree.parse(source)
+    except tree.Unreadable as error:
+        return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target}: {error}")
+    outcome = _edited(source, module, patch, version)
+    return _proven(outcome, patch, version) if isinstance(outcome, Patched) else outcome
+
+
+def _edited(source: bytes, module: cst.Module, patch: Patch, version: Version | None) -> Patched | Judgement:
+    if not patch.supports(version):
+        why = patch.sglang_reason or f"it supports SGLang {patch.sglang}"
+        return Judgement(
+            patch.name, Verdict.UNSUPPORTED, f"SGLang {version}: {why}", expected=patch.sglang, found=str(version)
+        )
+    edited = apply_edits(module, patch, version)
+    return _misfit(module, source, patch, edited, version) if isinstance(edited, Misfit) else edited
+
+
+def _proven(edited: Patched, patch: Patch, version: Version | None) -> Applied:
+    result = edited.module.bytes
+    try:
+        again = tree.parse(result)
+        compile(result, patch.target, "exec", dont_inherit=True)
+    except (tree.Unreadable, SyntaxError, ValueError) as error:
+        return Judgement(patch.name, Verdict.DRIFTED, f"the patched {patch.target} would not compile: {error}")
+    return _postconditions(again, patch, version) or Fits(result)
+
+
+def _postconditions(module: cst.Module, patch: Patch, version: Version | None) -> Judgement | None:
+    """None where every postcondition holds after the edits."""
+    presence = _presence(module, patch, version)
+    if presence is not None and presence.verdict is Verdict.APPLIED:
+        return None
+    why = presence.reason if presence else "none of its postconditions hold"
+    return Judgement(patch.name, Verdict.DRIFTED, f"after the edits {why}")
+
+
+def _presence(module: cst.Module, patch: Patch, version: Version | None) -> Judgement | None:
+    """Applied, edited, or None where nothing of the patch is in the file."""
+    traces, trouble = 0, []
+    for edit in patch.edits:
+        for name, want in definitions(edit):
+            have = _definitions_in(module, edit.scope, name)
+            if not have:
+                trouble.append((edit.scope, f"{name} is missing"))
+            elif len(have) > 1:
+                trouble.append((edit.scope, f"{name} is defined {len(have)} times"))
+            elif have != [want]:
+                trouble.append((edit.scope, f"{name} is not what the patch inserts"))
+    for post in patch.posts:
+        if post.absent:
+            if count_matches(module, post.scope, post.absent):
+                trouble.append((post.scope, f"'{post.absent}' is still there"))
+            continue
+        pattern = post.present or post.kept
+        misfit = check_count(module, post.scope, pattern, post.count, version)
+        traces += bool(post.present and count_matches(module, post.scope, post.present))
+        if misfit:
+            trouble.append((post.scope, f"'{pattern}' matches {misfit.found} times, not {_times(misfit)}"))
+    if not traces:
+        return None
+    if not trouble:
+        return Judgement(patch.name, Verdict.APPLIED, "all postconditions hold", traces=traces)
+    scope, what = trouble[0]
+    more = f" (and {len(trouble) - 1} more)" if len(trouble) > 1 else ""
+    return Judgement(
+        patch.name,
+        Verdict.EDITED,
+        f"code inside the patch's own edits was changed: in {scope}, {what}{more}",
+        scope=scope,
+        found=what,
+        next=f"restore those lines, or mlapatch revert {patch.name}",
+        traces=traces,
+    )
+
+
+@lru_cache(maxsize=256)
+def definitions(edit: Edit) -> tuple[tuple[str, str], ...]:
+    """The functions and classes that an insertion brings: name, and the AST as text (formatting does not count)."""
+    if not edit.code or "{" + "}" in edit.code:
+        return ()
+    try:
+        body = ast.parse(edit.code).body
+    except SyntaxError:  # holes that are not Python
+        return ()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return tuple((item.name, ast.dump(item)) for item in body if isinstance(item, kinds))
+
+
+def _definitions_in(module: cst.Module, scope: str, name: str) -> list[str]:
+    found = []
+    for path in tree.find_scope(module, name if scope == "module" else f"{scope}.{name}"):
+        code = module.code_for_node(path[-1])
+        found.append(ast.dump(ast.parse(dedent(code)).body[0]))
+    return found
+
+
+def _times(misfit: Misfit) -> str:
+    return " or ".join(str(n) for n in misfit.expected)
+
+
+def _misfit(module: cst.Module, source: bytes, patch: Patch, misfit: Misfit, version: Version | None) -> Judgement:
+    if not misfit.ambiguous and _is_superseded(module, patch):
+        return Judgement(
+            patch.name,
+            Verdict.SUPERSEDED,
+            f"upstream has its own fix in {patch.superseded[0].scope}; the patch is not needed"
+            + (f" ({patch.remove_when})" if patch.remove_when else ""),
+        )
+    verdict = Verdict.AMBIGUOUS if misfit.ambiguous else Verdict.DRIFTED
+    near = nearest(source, misfit.scope, misfit.pattern)
+    expected = f"{_times(misfit)} x {misfit.pattern}" if misfit.pattern else f"the scope {misfit.scope}"
+    found = misfit.what or str(misfit.found)
+    at = f" of SGLang {version}" if version else ""
+    return Judgement(
+        patch.name,
+        verdict,
+        f"{patch.target}{at}, {misfit.scope}: expected {expected}, found {found}"
+        + (f"; nearest candidate: {near}" if near else ""),
+        scope=misfit.scope,
+        expected=expected,
+        found=found,
+        nearest=near,
+        next=f"mlapatch check {patch.name} --all-releases, or report this with the reason above",
+    )
+
+
+def _is_superseded(module: cst.Module, patch: Patch) -> bool:
+    """Positive evidence of an upstream fix, and nothing left to patch."""
+    if not patch.superseded:
+        return False
+    for fix in patch.superseded:
+        if not any(count_matches(module, fix.scope, pattern) for pattern in fix.present):
+            return False
+    gone = [count_matches(module, post.scope, post.absent) for post in patch.posts if post.absent]
+    return all(count == 0 for count in gone)
