@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  typer reads annotations at run time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mlapatch.cli import run
-from mlapatch.cli.options import AsJson  # noqa: TC001  as above
+from mlapatch.cli.options import AsJson
 
 Panel = "Measure"
 
@@ -67,6 +67,27 @@ def _estimate(
     )
 
 
+def _trace(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Traces (*.trace.json.gz), one a rank, or their folder."),
+    ],
+    layers: Annotated[int | None, typer.Option("--layers", help="MLA layers, where the steps cannot be told.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Decode steps that were profiled.")] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", help="Slots of the pool, to check the cast's size.")] = None,
+    top: Annotated[int, typer.Option("--top", help="Kernels to list.")] = 12,
+    as_json: AsJson = False,
+) -> None:
+    """Where a decode step's time goes, and the KV-pool cast in it.
+
+    Example: mlapatch trace /tmp/1785501977.97-TP-*.trace.json.gz
+    """
+    from mlapatch.commands.trace import trace
+
+    run(lambda: trace(files=files, layers=layers, steps=steps, tokens=tokens, top=top), as_json=as_json)
+
+
 def register(app: typer.Typer) -> None:
     """Add the measuring verbs to the application."""
     app.command("estimate", rich_help_panel=Panel)(_estimate)
+    app.command("trace", rich_help_panel=Panel)(_trace)

@@ -125,7 +125,7 @@ def costs(
             "gather-cast",
             active,
             compact,
-            "compact copy when eager; in captured graphs it casts in place, as active-cast",
+            "compact when eager; in captured graphs in place, as active-cast",
         ),
         patch("active-cast", active, compact, "works in CUDA graphs; no host work a step"),
         patch("fp8-plan", 0.0, native, _plan_note(gpu)),
