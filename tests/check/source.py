@@ -1,0 +1,160 @@
+"""Edit a source file by positions that Python's own `ast` gives: independent of the engine that is under test."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+BACKEND = "FlashInferMLAAttnBackend"
+DECODE = f"{BACKEND}.forward_decode"
+EXTEND = f"{BACKEND}.forward_extend"
+DECODE_PLAN = "FlashInferMLAIndicesUpdaterDecode.call_begin_forward"
+PREFILL_PLAN = "FlashInferMLAIndicesUpdaterPrefill.call_begin_forward"
+SCOPES = (DECODE, EXTEND, DECODE_PLAN, PREFILL_PLAN)
+
+
+class NotHere(Exception):
+    """This file has nothing that the perturbation could change."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Python text with its tree."""
+
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        starts = [0]
+        for line in self.text.splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        return starts
+
+    def at(self, line: int, column: int) -> int:
+        """Offset of an ast position (columns count UTF-8 bytes)."""
+        start = self._starts[line - 1]
+        whole = self.text[start : self._starts[line]]
+        return start + len(whole.encode()[:column].decode())
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Offsets of a node."""
+        if not isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
+            raise TypeError(node)
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
+
+    def of(self, node: ast.AST) -> str:
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def indent(self, node: ast.stmt) -> str:
+        return " " * node.col_offset
+
+    def lines(self, first: int, last: int) -> str:
+        """Whole lines, from 1, the last included."""
+        return self.text[self._starts[first - 1] : self._starts[last]]
+
+    def scope(self, dotted: str) -> ast.FunctionDef | ast.ClassDef:
+        body: list[ast.stmt] = self.tree.body
+        found: ast.FunctionDef | ast.ClassDef | None = None
+        for name in dotted.split("."):
+            found = next((n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == name), None)
+            if found is None:
+                raise NotHere(dotted)
+            body = found.body
+        assert found is not None
+        return found
+
+    def within(self, dotted: str, want: Callable[[ast.AST], bool]) -> list[ast.AST]:
+        """The nodes of a scope that `want` accepts, in source order."""
+        found = [node for node in ast.walk(self.scope(dotted)) if want(node)]
+        if not found:
+            raise NotHere(dotted)
+        return sorted(found, key=lambda node: self.span(node))
+
+    def statement_of(self, dotted: str, inner: ast.AST) -> ast.stmt:
+        """The simple statement of a scope that holds a node."""
+        best: ast.stmt | None = None
+        for node in ast.walk(self.scope(dotted)):
+            if isinstance(node, ast.stmt) and any(child is inner for child in ast.walk(node)):
+                best = node if best is None or self.span(node)[0] >= self.span(best)[0] else best
+        assert best is not None
+        return best
+
+    def spliced(self, changes: Iterable[tuple[int, int, str]]) -> str:
+        """The text with ranges replaced."""
+        text, last = self.text, len(self.text)
+        for start, end, new in sorted(changes, reverse=True):
+            assert end <= last, "overlapping changes"
+            text, last = text[:start] + new + text[end:], start
+        return text
+
+
+def is_cast(node: ast.AST) -> bool:
+    """`X.get_key_buffer(...).to(...)`, the whole-pool cast."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "to"
+        and isinstance(node.func.value, ast.Call)
+        and isinstance(node.func.value.func, ast.Attribute)
+        and node.func.value.func.attr == "get_key_buffer"
+    )
+
+
+def is_call_of(*attributes: str) -> Callable[[ast.AST], bool]:
+    """Calls `x.attribute(...)`."""
+    return lambda node: (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in attributes
+    )
+
+
+def same_code(one: bytes, other: bytes) -> bool:
+    """Whether two files are the same but for formatting and comments."""
+    return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+
+
+def outside(source: bytes, scopes: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Everything of a file that is not in the given scopes: (name, code) of methods and top-level statements."""
+    inside = set(scopes)
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.ClassDef):
+            for member in statement.body:
+                name = getattr(member, "name", type(member).__name__)
+                if f"{statement.name}.{name}" not in inside:
+                    yield f"{statement.name}.{name}", ast.dump(member)
+            head = (statement.name, [ast.dump(n) for n in (*statement.bases, *statement.decorator_list)])
+            yield f"class {statement.name}", repr(head)
+        elif not (isinstance(statement, ast.FunctionDef) and statement.name in inside):
+            yield getattr(statement, "name", type(statement).__name__), ast.dump(statement)
+
+
+def unbound_names(source: bytes) -> set[str]:
+    """Names that some code of the file loads and that nothing in the file binds: NameErrors waiting to happen."""
+    import builtins
+    import symtable
+
+    missing: set[str] = set()
+
+    def visit(table: symtable.SymbolTable, known: set[str]) -> None:
+        for symbol in table.get_symbols():
+            is_global = symbol.is_global() or table.get_type() == "module"
+            if is_global and symbol.is_referenced() and symbol.get_name() not in known:
+                missing.add(symbol.get_name())
+        for child in table.get_children():
+            visit(child, known)
+
+    top = symtable.symtable(source.decode("utf-8-sig"), "file", "exec")
+    bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    visit(top, bound | set(dir(builtins)) | {"__file__", "__name__", "__annotations__", "__conditional_annotations__"})
+    return missing
