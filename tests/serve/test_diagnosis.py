@@ -1,0 +1,277 @@
+"""Every known failure as a log, the real logs, and logs as they come: huge, noisy, coloured, cut off."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlapatch.commands.diagnose import diagnose, read
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.serve.diagnosis import diagnose as decide
+from mlapatch.serve.rules import fill, load
+from mlapatch.serve.transcript import Transcript
+from mlapatch.serve.verdicts import Diagnosis, Ending, Silence
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HERE = Path(__file__).parent
+CASES = HERE / "cases"
+LOGS = HERE / "data"
+EXPECTED: dict[str, dict[str, Any]] = tomllib.loads((CASES / "expected.toml").read_text("utf-8"))
+
+
+def case(name: str) -> bytes:
+    return (CASES / f"{name}.log").read_bytes()
+
+
+def of(log: bytes) -> Diagnosis:
+    return read(io.BytesIO(log))
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_case(name: str) -> None:
+    found, expected = of(case(name)), EXPECTED[name]
+    assert (found.verdict, found.rule, found.phase) == (expected["verdict"], expected["rule"], expected["phase"])
+    assert found.rank == expected.get("rank")
+    for words in expected["says"]:
+        assert words in found.cause
+    assert found.advice
+    assert "{" not in found.cause + found.advice.replace("{decode,prefill}", "")
+    assert "not in the log" not in found.cause + found.advice
+    number = re.match(r"(\d\d)-", name)
+    if number and found.verdict not in ("running",) and name != "34-half-raw-pool":
+        assert found.case == int(number[1])
+
+
+def test_every_case_log_has_a_row() -> None:
+    assert {path.stem for path in CASES.glob("*.log")} == set(EXPECTED)
+
+
+# ------------------------------------------------------------------------------------------------------- real logs
+def test_ignored_import_of_the_configured_model_outranks_the_crash() -> None:
+    found = of((LOGS / "crash-shape-mismatch-0.5.15.post1.log").read_bytes())
+    assert (found.rule, found.phase, found.rank, found.case) == ("fallback-model", "warm-up", "TP0", 37)
+    assert "DeepseekV3ForCausalLM" in found.cause
+    assert "deepseek_v2: No module named 'cutlass'" in found.cause
+    assert "nvidia-cutlass-dsl" in found.advice
+    assert any("shape mismatch" in line for line in found.evidence)
+
+
+def test_missing_config_attribute() -> None:
+    found = of((LOGS / "crash-config-attribute-0.5.15.post1.log").read_bytes())
+    assert (found.rule, found.phase, found.rank, found.case) == ("config-attribute", "weights", "TP0", 38)
+    assert "moe_layer_freq" in found.cause
+
+
+def test_healthy_log_is_no_failure() -> None:
+    found = of((LOGS / "healthy-0.5.15.post1.log").read_bytes())
+    assert (found.verdict, found.phase, found.is_failure) == ("ready", "ready", False)
+
+
+def test_long_warm_up_is_no_failure() -> None:
+    found = of((LOGS / "warmup-jit-0.5.15.post1.log").read_bytes())
+    assert (found.verdict, found.phase, found.case, found.is_failure) == ("running", "warm-up", 39, False)
+    assert "114 times" in found.cause
+
+
+def test_every_prefix_of_a_healthy_log_is_no_failure() -> None:
+    lines = (LOGS / "healthy-0.5.15.post1.log").read_bytes().splitlines(keepends=True)
+    for end in range(len(lines) + 1):
+        assert not of(b"".join(lines[:end])).is_failure
+
+
+# -------------------------------------------------------------------------------------------------------- as they come
+def test_empty_and_foreign_logs() -> None:
+    assert of(b"").verdict == "empty"
+    assert of(b"hello\nworld\n").verdict == "empty"
+    assert not of(bytes(range(256)) * 4096).is_failure
+
+
+@pytest.mark.parametrize("name", ["17-capture-oom", "14-weights-oom", "23-fp8-plan-fa2"])
+def test_cut_anywhere_into_chunks_says_the_same(name: str) -> None:
+    log, whole = case(name), of(case(name))
+    for size in (1, 7, 4096):
+        transcript = Transcript()
+        for start in range(0, len(log), size):
+            transcript.feed(log[start : start + size])
+        transcript.close()
+        assert decide(transcript).as_dict() == whole.as_dict()
+
+
+def test_ansi_binary_noise_and_carriage_returns() -> None:
+    noisy = case("14-weights-oom").replace(b"\n", b"\r\n").replace(b"Scheduler hit", b"\x1b[1;31mScheduler\x1b[0m hit")
+    noisy = b"\x00\xff\xfe\x80" * 1000 + b"\n" + noisy.replace(b"torch.Out", b"\x00torch.Out")
+    found = of(noisy)
+    assert (found.rule, found.rank, found.phase) == ("weights-oom", "TP5", "weights")
+    assert not any("\x1b" in line or "\x00" in line for line in found.evidence)
+
+
+def test_record_glued_to_a_progress_bar() -> None:
+    log = case("17-capture-oom").replace(b"it/s]\n[2026", b"it/s][2026")
+    assert b"it/s][2026" in log
+    found = of(log)
+    assert (found.rule, found.rank) == ("capture-oom", "TP7")
+
+
+@pytest.mark.parametrize(
+    "carrier",
+    [
+        "sglang-1  | ",
+        "2026-11-29T11:27:06.123456789Z ",
+        "2026-11-29T11:27:06.1Z stderr F ",
+        "Nov 29 11:27:06 gpu7 python[812]: ",
+    ],
+)
+def test_logs_carried_by_docker_kubernetes_and_journald(carrier: str) -> None:
+    log = b"".join(carrier.encode() + line for line in case("14-weights-oom").splitlines(keepends=True))
+    found = of(log)
+    assert (found.rule, found.rank, found.phase) == ("weights-oom", "TP5", "weights")
+
+
+def test_truncated_inside_the_traceback_is_still_a_failure_of_that_rank() -> None:
+    log = case("17-capture-oom")
+    cut = of(log[: log.index(b"torch.OutOfMemoryError")])
+    assert (cut.verdict, cut.rank, cut.phase, cut.known) == ("failed", "TP7", "graph-capture", False)
+
+
+def test_head_is_missing() -> None:
+    log = case("14-weights-oom")
+    found = of(log[log.index(b"TP5] Scheduler hit") - 21 :])
+    assert (found.rule, found.rank, found.phase) == ("oom", "TP5", "unknown")
+
+
+def test_a_line_of_many_megabytes_is_cut() -> None:
+    found = of(b"x" * 5_000_000 + b"\n" + case("20-ninja-missing"))
+    assert found.rule == "ninja-missing"
+
+
+def test_restarted_server_tells_of_the_last_start() -> None:
+    found = of(case("14-weights-oom") + case("20-ninja-missing"))
+    assert (found.rule, found.rank) == ("ninja-missing", "TP0")
+    healthy = (LOGS / "healthy-0.5.15.post1.log").read_bytes()
+    assert of(case("14-weights-oom") + healthy).verdict == "ready"
+
+
+def test_request_errors_after_ready_are_no_failure() -> None:
+    log = (LOGS / "healthy-0.5.15.post1.log").read_bytes()
+    log += b'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\nValueError: bad request\n'
+    assert of(log).verdict == "ready"
+
+
+def test_health_that_recovered_is_no_failure() -> None:
+    log = case("32-health-503") + b'[2026-11-29 11:50:00] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
+    assert of(log).verdict == "ready"
+
+
+def test_same_words_in_another_phase_mean_another_thing() -> None:
+    names = {"weights-oom", "pool-oom", "capture-oom", "run-oom"}
+    assert {of(case(n)).rule for n in ("14-weights-oom", "15-pool-oom", "17-capture-oom", "18-run-oom")} == names
+
+
+def test_rules_say_where_they_come_from_and_texts_can_be_filled() -> None:
+    book = load()
+    for rule in book.rules:
+        assert rule.source
+        assert rule.tag in {"R", "S", "C", "L"}
+        assert rule.match.contains == rule.match.contains.lower()
+        assert rule.phase is None or rule.phase in {p.id for p in book.phases}
+        assert rule.when <= {p.id for p in book.phases} | {"unknown"}
+        fill(rule.cause, {})
+        fill(rule.advice, {})
+    assert set(book.silences) == {p.id for p in book.phases}
+
+
+def test_optional_parts_are_dropped_where_a_value_is_unknown() -> None:
+    assert fill("a[[ of {x}]] b", {}) == "a b"
+    assert fill("a[[ of {x}]] b", {"x": "{y}"}) == "a of {y} b"
+
+
+# -------------------------------------------------------------------------------------------------- what launch adds
+def test_ending_without_a_log_line() -> None:
+    transcript = Transcript()
+    transcript.feed(case("10-nccl-hang"))
+    found = decide(transcript, ending=Ending("sglang::scheduler_TP3", -9, "TP3"))
+    assert (found.verdict, found.rank, found.phase, found.case) == ("failed", "TP3", "distributed-init", 19)
+    unknown = decide(transcript, ending=Ending("sglang::scheduler_TP3", 1, "TP3"))
+    assert not unknown.known
+    assert "exit code 1" in unknown.cause
+
+
+def test_a_known_cause_in_the_log_outranks_how_the_process_ended() -> None:
+    transcript = Transcript()
+    transcript.feed(case("14-weights-oom"))
+    assert decide(transcript, ending=Ending("launch_server", -9)).rule == "weights-oom"
+
+
+@pytest.mark.parametrize(("name", "phase"), [("10-nccl-hang", "distributed-init"), ("12-only-a-warning", "weights")])
+def test_silence(name: str, phase: str) -> None:
+    transcript = Transcript()
+    transcript.feed(case(name))
+    found = decide(transcript, silence=Silence(180, pid=77, gpu_percent=100))
+    assert (found.verdict, found.phase, found.rule) == ("failed", phase, f"silent-{phase}")
+    assert "180 s" in found.cause
+    assert "77" in found.advice
+    if phase == "distributed-init":
+        assert found.case == 10
+        assert "GPUs at 100 %" in found.cause
+
+
+# ------------------------------------------------------------------------------------------------------------ the verb
+def test_unreadable_log(tmp_path: Path) -> None:
+    with pytest.raises(MlapatchError) as raised:
+        diagnose(log=str(tmp_path / "none.log"))
+    assert raised.value.exit is Exit.ENVIRONMENT
+
+
+def test_json_contract() -> None:
+    outcome = diagnose(log=str(CASES / "14-weights-oom.log"))
+    assert outcome.exit is Exit.OK
+    assert {"cause", "phase", "rank", "evidence", "advice"} <= set(outcome.data)
+    assert outcome.data["rank"] == "TP5"
+    assert isinstance(outcome.data["evidence"], list)
+
+
+class _Long(io.RawIOBase):
+    """A log of a given size without a file: a start, serving lines for ever, an end."""
+
+    def __init__(self, size: int, head: bytes, body: bytes, tail: bytes) -> None:
+        self.left, self.head, self.body, self.tail = size, head, body, tail
+
+    def read(self, size: int = -1) -> bytes:  # noqa: ARG002
+        if self.head:
+            out, self.head = self.head, b""
+        elif self.left > 0:
+            out = self.body
+            self.left -= len(out)
+        else:
+            out, self.tail = self.tail, b""
+        return out
+
+
+def test_a_long_log_is_read_in_bounded_memory() -> None:
+    serving = [
+        b"[2026-11-29 12:00:01 TP0] Decode batch, #running-req: 1, #token: 536, token usage: 0.00, cuda graph: True\n",
+        b'[2026-11-29 12:00:01] INFO:     127.0.0.1:46410 - "GET /health HTTP/1.1" 200 OK\n',
+        b"[2026-11-29 12:00:02 TP3] Prefill batch, #new-seq: 1, #new-token: 64, #cached-token: 0, token usage: 0.02\n",
+        b'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\nValueError: bad request\n',
+    ]
+    ready = case("19-aborted-while-serving")
+    cut = ready.index(b"[", ready.index(b"fired up"))
+    peaks = []
+    for size in (500_000, 5_000_000):
+        tracemalloc.start()
+        found = read(_Long(size, ready[:cut], b"".join(serving) * 1000, ready[cut:]))  # type: ignore[arg-type]
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (found.rule, found.rank, found.phase) == ("rank-aborted", "TP2", "ready")
+    assert peaks[1] < peaks[0] * 1.2
