@@ -16,7 +16,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.measure import events as splitter
 from mlapatch.measure.bytesource import ByteSource
 from mlapatch.measure.events import EventReader
-from mlapatch.measure.spool import Record, Spool
+from mlapatch.measure.spool import Spool
 
 
 def split(text: bytes, block: int) -> tuple[list[dict[str, Any]], EventReader]:
@@ -147,11 +147,11 @@ def test_gzip_members_truncation_and_damage(tmp_path: Path) -> None:
 
 def test_the_spool_sorts_with_and_without_a_file() -> None:
     rng = random.Random(3)  # noqa: S311
-    records = [Record(rng.uniform(0, 1e6), rng.uniform(1, 9), i % 7, i) for i in range(5000)]
+    records = [(rng.uniform(0, 1e6), rng.uniform(1, 9), i % 7, i) for i in range(5000)]
     for run in (100_000, 700):
         spool = Spool(run)
-        for record in records:
-            spool.add(*record)
+        for begin in range(0, 5000, 250):
+            spool.extend(records[begin : begin + 250])
         for _ in range(2):
             assert list(spool) == sorted(records)
         spool.close()
@@ -160,5 +160,5 @@ def test_the_spool_sorts_with_and_without_a_file() -> None:
 def test_runs_that_follow_each_other_are_not_merged() -> None:
     spool = Spool(100)
     for i in range(1000):
-        spool.add(float(i), 1.0, 0, i)
-    assert [record.correlation for record in spool] == list(range(1000))
+        spool.extend([(float(i), 1.0, 0, i)])
+    assert [record[3] for record in spool] == list(range(1000))

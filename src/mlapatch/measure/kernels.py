@@ -55,18 +55,7 @@ class Group:
     block: tuple[int, ...]
     count: int = 0
     total: float = 0.0
-    shortest: float = float("inf")
-    longest: float = 0.0
     ops: list[int] = field(default_factory=list)
-
-    def add(self, dur: float) -> None:
-        """Count one launch."""
-        self.count += 1
-        self.total += dur
-        if dur < self.shortest:
-            self.shortest = dur
-        if dur > self.longest:
-            self.longest = dur
 
     @property
     def is_copy(self) -> bool:

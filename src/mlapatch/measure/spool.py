@@ -6,22 +6,16 @@ import heapq
 import itertools
 import tempfile
 from array import array
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 RUN = 200_000
 _READ = 4096
 
 
-class Record(NamedTuple):
-    """One kernel, memcpy or memset: start and duration in us, its group, and the launch it came from."""
-
-    ts: float
-    dur: float
-    group: int
-    correlation: int
+Record: TypeAlias = tuple[float, float, int, int]  # start and duration in us, group, correlation of the launch
 
 
 class _Run(NamedTuple):
@@ -42,16 +36,15 @@ class Spool:
         self._sorted = True
         self.count = 0
 
-    def add(self, ts: float, dur: float, group: int, correlation: int) -> None:
-        """Add one record."""
-        times, durations, groups, correlations = self._columns
-        times.append(ts)
-        durations.append(dur)
-        groups.append(group)
-        correlations.append(correlation)
+    def extend(self, records: Sequence[Record]) -> None:
+        """Add records, in any order."""
+        if not records:
+            return
+        for column, values in zip(self._columns, zip(*records, strict=True), strict=True):
+            column.extend(values)
         self._sorted = False
-        self.count += 1
-        if len(times) >= self._limit:
+        self.count += len(records)
+        if len(self._columns[0]) >= self._limit:
             self._spill()
 
     def close(self) -> None:
@@ -91,7 +84,7 @@ class Spool:
             self._spill()
         if not self._runs:
             self._order()
-            return map(Record, *self._columns)
+            return zip(*self._columns, strict=True)
         runs = sorted(self._runs, key=lambda run: run.first)
         if all(a.last <= b.first for a, b in itertools.pairwise(runs)):
             return (record for run in runs for record in self._read(run))
@@ -108,7 +101,7 @@ class Spool:
                 column.frombytes(self._file.read(count * column.itemsize))
             at = self._file.tell()
             left -= count
-            yield from map(Record, *columns)
+            yield from zip(*columns, strict=True)
 
 
 def _columns() -> list[array[Any]]:

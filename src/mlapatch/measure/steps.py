@@ -51,8 +51,10 @@ def launches(records: Iterable[Record], watched: set[int]) -> list[Launch]:
     """Graph replays with at least 20 kernels, in order; memory does not grow with eager launches."""
     opened: dict[int, Launch] = {}
     done: list[Launch] = []
+    current, launch = None, None
     for ts, dur, group, correlation in records:
-        launch = opened.get(correlation)
+        if correlation != current:
+            current, launch = correlation, opened.get(correlation)
         if launch is None:
             if len(opened) >= _OPEN:
                 for old in list(opened)[: _OPEN // 2]:
@@ -61,7 +63,8 @@ def launches(records: Iterable[Record], watched: set[int]) -> list[Launch]:
                         done.append(closed)
             opened[correlation] = launch = Launch(ts, ts)
         launch.kernels += 1
-        launch.end = max(launch.end, ts + dur)
+        if ts + dur > launch.end:
+            launch.end = ts + dur
         if group in watched:
             launch.calls[group] += 1
     opened.pop(0, None)  # no correlation recorded

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mlapatch.measure.bytesource import ByteSource
 from mlapatch.measure.events import Event, EventReader
 from mlapatch.measure.kernels import Group
-from mlapatch.measure.spool import Spool
+from mlapatch.measure.spool import Record, Spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,12 +116,16 @@ def _no_cycles() -> Iterator[None]:
             gc.enable()
 
 
+_Entry = tuple[list[Record], int, Group]  # rows not yet spooled, number of the group, the group
+
+
 class _Collector:
     """Sorts events into a TraceFile; the hot loop of `trace`."""
 
     def __init__(self, result: TraceFile) -> None:
         self._result = result
-        self._index: dict[tuple[Any, ...], tuple[Track, int, Group]] = {}
+        self._index: dict[tuple[Any, ...], _Entry] = {}
+        self._pending: dict[str, list[Record]] = {}
         self._last_end: dict[Any, float] = {}
         self._odd = 0
         self._lumped = 0
@@ -137,9 +141,25 @@ class _Collector:
 
     def batch(self, events: list[Event]) -> None:
         """Take in one batch."""
+        index = self._index
         for event in events:
             category = event.get("cat")
-            if category in _GPU:
+            if category == "kernel":
+                try:  # the usual case, written for speed: dense traces hold little else
+                    ts, dur, args = event["ts"], event["dur"], event["args"]
+                    x, y, z = args["grid"]
+                    rows, number, group = index[event["name"], event["pid"], x, y, z]
+                    correlation = args["correlation"]
+                    usual = ts + dur >= ts and correlation & 0 == 0 and group.count >= _SAMPLED
+                except (KeyError, TypeError, ValueError):
+                    usual = False
+                if usual:
+                    rows.append((ts, dur, number, correlation))
+                    group.count += 1
+                    group.total += dur
+                else:
+                    self._activity(event)
+            elif category in _GPU:
                 self._activity(event)
             elif category == "cpu_op":
                 if event.get("name") in _COPIES:
@@ -148,6 +168,9 @@ class _Collector:
                 self._launch(event)
             elif category in ("gpu_user_annotation", "user_annotation"):
                 self._step(event, on_gpu=category == "gpu_user_annotation")
+        for device, rows in self._pending.items():
+            self._result.tracks[device].spool.extend(rows)
+            rows.clear()
 
     def _activity(self, event: Event) -> None:
         ts, dur = event.get("ts"), event.get("dur")
@@ -156,32 +179,33 @@ class _Collector:
             return
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
-        grid, block = args.get("grid"), args.get("block")
-        key = (event.get("pid"), event.get("name"), tuple(grid) if grid else (), tuple(block) if block else ())
-        known = self._index.get(key)
-        if known is None:
-            known = self._new(key)
-        track, number, group = known
-        group.add(dur)
+        grid, block = (tuple(n) if isinstance(n := args.get(key), list) else () for key in ("grid", "block"))
+        rows, number, group = self._known((event.get("name"), event.get("pid"), *grid), grid, block)
+        group.count += 1
+        group.total += dur
         correlation = args.get("correlation")
-        track.spool.add(ts, dur, number, correlation if type(correlation) is int else 0)
+        rows.append((ts, dur, number, correlation if type(correlation) is int else 0))
         if len(group.ops) < _SAMPLED and type(op := args.get("External id")) is int:
             group.ops.append(op)
 
-    def _new(self, key: tuple[Any, ...]) -> tuple[Track, int, Group]:
-        pid, name, grid, block = key
+    def _known(self, key: tuple[Any, ...], grid: tuple[int, ...], block: tuple[int, ...]) -> _Entry:
+        entry = self._index.get(key)
+        if entry is not None:
+            return entry
+        name, pid = key[:2]
         device = str(pid)
+        if device not in self._pending:
+            self._pending[device] = []
         track = self._result.tracks.setdefault(device, Track(device))
         if len(track.groups) >= _MOST_GROUPS:
             self._lumped += 1
-            rare = (pid, "other kernels", (), ())
-            if rare in self._index:
-                return self._index[rare]
-            key, name, grid, block = rare, "other kernels", (), ()
+            rare = ("other kernels", pid)
+            if key != rare:
+                return self._known(rare, (), ()) if rare not in self._index else self._index[rare]
         group = Group(str(name), grid, block)
         track.groups.append(group)
-        self._index[key] = known = (track, len(track.groups) - 1, group)
-        return known
+        self._index[key] = entry = (self._pending[device], len(track.groups) - 1, group)
+        return entry
 
     def _copy(self, event: Event) -> None:
         args = event.get("args")
