@@ -10,7 +10,7 @@ class Exit(IntEnum):
 
     sentence: str
 
-    def __new__(cls, value: int, sentence: str) -> Exit:
+    def __new__(cls, value: int, sentence: str) -> Exit:  # noqa: D102
         member = int.__new__(cls, value)
         member._value_ = value
         member.sentence = sentence

@@ -45,7 +45,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
@@ -53,7 +53,7 @@ def _root(
 
 
 def _register() -> None:
-    from mlapatch.cli import patching
+    from mlapatch.cli import patching  # type: ignore[attr-defined,unused-ignore]
 
     patching.register(app)
 

@@ -7,10 +7,18 @@ from typing import Annotated
 
 import typer
 
-from mlapatch.cli import run
+from mlapatch.cli import run as run_verb
 from mlapatch.cli.options import AsJson
 
 Panel = "Measure"
+
+Db = Annotated[
+    Path | None,
+    typer.Option(
+        "--db", envvar="MLAPATCH_DB", metavar="FILE", help="Where runs are kept (default: the user's data folder)."
+    ),
+]
+Label = Annotated[str, typer.Option("--label", metavar="NAME", help="A name for this run, for compare and report.")]
 
 
 def _estimate(
@@ -46,7 +54,7 @@ def _estimate(
     """
     from mlapatch.commands.estimate import estimate
 
-    run(
+    run_verb(
         lambda: estimate(
             preset=preset,
             model=model,
@@ -84,10 +92,52 @@ def _trace(
     """
     from mlapatch.commands.trace import trace
 
-    run(lambda: trace(files=files, layers=layers, steps=steps, tokens=tokens, top=top), as_json=as_json)
+    run_verb(lambda: trace(files=files, layers=layers, steps=steps, tokens=tokens, top=top), as_json=as_json)
+
+
+def _runs(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Show one: its number, label, or last~1.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="bench, profile, trace, launch or verify.")] = None,
+    limit: Annotated[int, typer.Option("--limit", help="How many to list.")] = 30,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write all as JSON lines; - for stdout.")
+    ] = None,
+    take_in: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="Add runs that were exported elsewhere.")
+    ] = None,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """The experiments that were kept.
+
+    Example: mlapatch runs --kind bench
+    """
+    from mlapatch.commands.runs import runs
+
+    run_verb(
+        lambda: runs(run=run, kind=kind, limit=limit, export=export, take_in=take_in, db=db),
+        as_json=as_json and str(export) != "-",
+    )
+
+
+def _compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="The run before: its number, label, last or last~1.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run after.")] = "last",
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """What differs between two runs, and what changed, noise considered.
+
+    Example: mlapatch compare stock patched
+    """
+    from mlapatch.commands.compare import compare
+
+    run_verb(lambda: compare(a=a, b=b, db=db), as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:
     """Add the measuring verbs to the application."""
     app.command("estimate", rich_help_panel=Panel)(_estimate)
     app.command("trace", rich_help_panel=Panel)(_trace)
+    app.command("runs", rich_help_panel=Panel)(_runs)
+    app.command("compare", rich_help_panel=Panel)(_compare)

@@ -1,4 +1,4 @@
-"""Apply a patch's edits to one file: bytes in, a closed union of results out; nothing is raised for expected trouble."""
+"""Apply a patch's edits to one parsed file: a closed union of results; nothing is raised for expected trouble."""
 
 from __future__ import annotations
 

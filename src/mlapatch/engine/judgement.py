@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -46,7 +46,7 @@ class Judgement:
 
     def but(self, verdict: Verdict, reason: str, next_command: str = "") -> Judgement:
         """Another verdict, for a reason that the file alone does not show."""
-        return replace(self, verdict=verdict, reason=reason, next=next_command)
+        return Judgement(self.patch, verdict, reason, next=next_command, traces=self.traces)
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`: name, verdict, reason, and whatever else is known."""

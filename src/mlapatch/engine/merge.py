@@ -28,7 +28,7 @@ Merge: TypeAlias = Merged | Conflict
 
 def merge(base: bytes, yours: bytes, ours: bytes) -> Merge:
     """Merge a user's file (`yours`) and mlapatch's (`ours`), which both come from `base`."""
-    if yours == base or yours == ours:
+    if yours in (base, ours):
         return Merged(ours)
     if ours == base:
         return Merged(yours)

@@ -16,7 +16,7 @@ def nearest(source: bytes, scope: str, pattern: str) -> str:
     except (SyntaxError, ValueError):
         return ""
     named = list(_named(module, ""))
-    inside: ast.AST | None = module if scope == "module" else dict((n, node) for n, node in named).get(scope)
+    inside: ast.AST | None = module if scope == "module" else dict(named).get(scope)
     if inside is None:
         return _nearest_name(named, scope)
     wanted = HOLE.sub("_", pattern)

@@ -19,28 +19,9 @@ HOLE = re.compile(r"(?<!\{)\{([a-z_][a-z0-9_]*)(\.\.\.)?\}(?!\})")
 ONE, MANY = "__mlapatch_one_", "__mlapatch_many_"
 #: Fields of libcst nodes that carry formatting only.
 FORMATTING = frozenset(
-    [
-        "lpar",
-        "rpar",
-        "comma",
-        "equal",
-        "semicolon",
-        "dot",
-        "colon",
-        "lbracket",
-        "rbracket",
-        "lbrace",
-        "rbrace",
-        "first_colon",
-        "second_colon",
-        "header",
-        "footer",
-        "leading_lines",
-        "lines_after_decorators",
-        "trailing_whitespace",
-        "indent",
-        "star_etc_comma",
-    ]
+    {"lpar", "rpar", "comma", "equal", "semicolon", "dot", "colon", "lbracket", "rbracket", "lbrace", "rbrace"}
+    | {"first_colon", "second_colon", "header", "footer", "leading_lines", "lines_after_decorators"}
+    | {"trailing_whitespace", "indent", "star_etc_comma"}
 )
 
 Bindings: TypeAlias = Mapping[str, cst.CSTNode | Sequence[cst.CSTNode]]
@@ -192,7 +173,9 @@ def fill_statements(
         raise PatternError(f"the inserted code is not Python: {error}") from None
     if not module.body:
         raise PatternError("the inserted code has no statement")
-    body = [cast("cst.BaseStatement", statement.visit(_Fill(bindings))) for statement in module.body]
+    body = list(module.body)
+    if bindings:
+        body = [cast("cst.BaseStatement", statement.visit(_Fill(bindings))) for statement in body]
     first = cast("cst.SimpleStatementLine", body[0])
     body[0] = first.with_changes(leading_lines=[*module.header, *first.leading_lines])
     return body, [line for line in module.footer if line.comment is not None]

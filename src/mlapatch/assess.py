@@ -1,0 +1,236 @@
+"""What is true of one SGLang: its files, the journal, and a verdict per patch. Shared by every verb that needs it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from mlapatch.catalogue import Catalogue
+from mlapatch.engine.judgement import Judgement, Verdict
+from mlapatch.engine.patch import Patch, patch_from_raw
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.install.facts import Flashinfer, detected_sms, flashinfer_of
+from mlapatch.install.journal import Entry, Journal
+from mlapatch.install.target import Target
+from mlapatch.install.write import sha256
+from mlapatch.verdict_cache import VerdictCache
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPUs and flashinfer that patches may require; `sm_source` says where the capabilities come from."""
+
+    sms: tuple[int, ...]
+    sm_source: str
+    flashinfer: Flashinfer | None
+
+    def objection(self, patch: Patch) -> str:
+        """Why the patch cannot run here, or ''."""
+        needs = patch.requires
+        why = f": {needs.reason}" if needs.reason else ""
+        if needs.flashinfer:
+            if self.flashinfer is None:
+                return f"needs flashinfer {needs.flashinfer}, and none is installed or pinned beside this SGLang{why}"
+            from packaging.specifiers import SpecifierSet
+
+            if not SpecifierSet(needs.flashinfer).contains(self.flashinfer.version, prereleases=True):
+                found = f"flashinfer {self.flashinfer.version} is {self.flashinfer.source}"
+                return f"needs flashinfer {needs.flashinfer}, and {found}{why}"
+        if needs.sm:
+            wanted = " or ".join(f"SM{sm}" for sm in needs.sm)
+            if not self.sms:
+                return f"needs {wanted}, and no GPU was found here (--gpu h200 or --sm 90 stands in for one)"
+            others = [sm for sm in self.sms if sm not in needs.sm]
+            if others:
+                return f"needs {wanted}, and the GPU is SM{others[0]} ({self.sm_source}){why}"
+        return ""
+
+
+def machine_of(target: Target, *, gpu: str | None = None, sm: int | None = None) -> Machine:
+    """The machine as detected, or as `--gpu` and `--sm` say."""
+    flashinfer = flashinfer_of(target)
+    if gpu:
+        from mlapatch.measure.gpus import find
+
+        return Machine((find(gpu).sm,), f"--gpu {gpu}", flashinfer)
+    if sm:
+        return Machine((sm,), f"--sm {sm}", flashinfer)
+    return Machine(detected_sms(), "detected", flashinfer)
+
+
+@dataclass(frozen=True)
+class File:
+    """One target file: its bytes now, and what the journal and the installer say of it."""
+
+    relative: str
+    path: Path
+    data: bytes
+    entry: Entry | None
+    original_sha256: str  # the release's or HEAD's; '' where nothing says
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the bytes now."""
+        return sha256(self.data)
+
+    def state(self, applied: bool) -> str:
+        """`pristine`; `patched`: differs from the release by mlapatch's patches only; `edited`: by others too."""
+        if self.original_sha256 and self.sha256 == self.original_sha256:
+            return "pristine"
+        entry = self.entry
+        if applied and entry and entry.after == self.sha256 and entry.base == (self.original_sha256 or entry.base):
+            return "patched"
+        if not self.original_sha256 and not applied:
+            return "pristine" if entry is None else "edited"
+        return "edited"
+
+
+@dataclass
+class Assessment:
+    """A target, its files by relative path, and a judgement per patch of the catalogue."""
+
+    target: Target
+    catalogue: Catalogue
+    machine: Machine
+    files: dict[str, File]
+    judgements: dict[str, Judgement] = field(default_factory=dict)
+
+    def applied(self, relative: str) -> list[str]:
+        """The patches that are applied to a file, as the bytes say."""
+        names = [n for n, j in self.judgements.items() if j.verdict is Verdict.APPLIED]
+        return [name for name in names if self.catalogue.patches[name].target == relative]
+
+    @property
+    def digest(self) -> str:
+        """Equal on nodes with the same SGLang, the same bytes in every target and the same patches applied."""
+        lines = [f"sglang {self.target.version}"]
+        lines += [f"{file.relative} {file.sha256}" for _, file in sorted(self.files.items())]
+        lines += sorted(f"applied {n}" for n, j in self.judgements.items() if j.verdict is Verdict.APPLIED)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def assess(target: Target, catalogue: Catalogue, machine: Machine) -> Assessment:
+    """Judge every patch of the catalogue against the target's files."""
+    entries = Journal(target.state_folder).entries()
+    files: dict[str, File] = {}
+    for relative in dict.fromkeys(patch.target for patch in catalogue.patches.values()):
+        path = target.file(relative)
+        if path.is_file():
+            files[relative] = File(relative, path, _read(path), entries.get(relative), _original(target, relative))
+    found = Assessment(target, catalogue, machine, files)
+    cache = VerdictCache.default()
+    for patch in catalogue.patches.values():
+        found.judgements[patch.name] = _judge(found, patch, cache)
+    _settle_conflicts(found)
+    for name, judgement in found.judgements.items():
+        found.judgements[name] = _with_history(found, catalogue.patches[name], judgement)
+    cache.save()
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise MlapatchError(
+            Exit.ENVIRONMENT, "a target file cannot be read", where=str(path), found=str(error.strerror)
+        ) from None
+
+
+def _original(target: Target, relative: str) -> str:
+    recorded = target.recorded_sha256(relative)
+    if recorded or target.repository is None:
+        return recorded
+    from mlapatch.install.git import head_bytes
+
+    committed = head_bytes(target.repository, target.file(relative))
+    return sha256(committed) if committed is not None else ""
+
+
+def _judge(found: Assessment, patch: Patch, cache: VerdictCache) -> Judgement:
+    file = found.files.get(patch.target)
+    if file is None:
+        version = found.target.version
+        if not patch.supports(version):
+            return Judgement(patch.name, Verdict.UNSUPPORTED, f"SGLang {version}: {patch.sglang_reason}")
+        return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target} is not in this SGLang", expected=patch.target)
+    judgement = cache.judge(file.data, patch, found.target.version)
+    if judgement.verdict in (Verdict.EDITED, Verdict.DRIFTED) and file.entry and patch.name in file.entry.patches:
+        kept = kept_patch(Journal(found.target.state_folder), file.entry, patch.name)
+        if kept and kept.digest != patch.digest:
+            older = cache.judge(file.data, kept, found.target.version)
+            if older.verdict is Verdict.APPLIED:
+                return older.but(
+                    Verdict.APPLIED,
+                    f"an older text of it is applied ({kept.digest[:12]}; the catalogue has {patch.digest[:12]})",
+                    f"mlapatch apply {patch.name}",
+                )
+    if judgement.verdict is Verdict.APPLICABLE and (objection := found.machine.objection(patch)):
+        return judgement.but(Verdict.UNSUPPORTED, objection)
+    return judgement
+
+
+def kept_patch(journal: Journal, entry: Entry, name: str) -> Patch | None:
+    """A patch exactly as it was applied, from the state."""
+    raw = journal.object(entry.patches.get(name, ""))
+    return patch_from_raw(raw.decode()) if raw else None
+
+
+def _settle_conflicts(found: Assessment) -> None:
+    """A patch that another applied one excludes is in conflict, whatever its own anchors say."""
+    before = dict(found.judgements)
+    for name, judgement in before.items():
+        patch = found.catalogue.patches[name]
+        if judgement.verdict in (Verdict.APPLIED, Verdict.SUPERSEDED):
+            continue
+        for other, its in before.items():
+            excluded = other in patch.excludes or name in found.catalogue.patches[other].excludes
+            stronger = its.verdict is Verdict.APPLIED or (
+                its.verdict is Verdict.EDITED and (its.traces, other) > (judgement.traces, name)
+            )
+            if other != name and excluded and stronger:
+                found.judgements[name] = judgement.but(
+                    Verdict.CONFLICTS,
+                    f"{other} is {its.verdict}, and the two exclude each other",
+                    f"mlapatch revert {other} && mlapatch apply {name}",
+                )
+
+
+def _with_history(found: Assessment, patch: Patch, judgement: Judgement) -> Judgement:
+    """`lost`: the journal says applied, and nothing of it is in the file."""
+    file = found.files.get(patch.target)
+    entry = file.entry if file else None
+    if entry is None or patch.name not in entry.patches or judgement.traces or judgement.verdict is Verdict.APPLIED:
+        return judgement
+    now = found.target.version
+    moved = f"the file is now {now}'s" if str(now) != entry.sglang else "the file was replaced since"
+    history = f"it was applied on SGLang {entry.sglang}, and {moved}"
+    if judgement.verdict is Verdict.APPLICABLE:
+        return judgement.but(Verdict.LOST, history, f"mlapatch apply {patch.name}")
+    return judgement.but(judgement.verdict, f"{history}; {judgement.reason}", judgement.next)
+
+
+def as_json(found: Assessment, guard: Mapping[str, object]) -> dict[str, object]:
+    """`status --json`."""
+    target = found.target
+    return {
+        "sglang": {
+            "version": str(target.version) if target.version else None,
+            "path": str(target.package),
+            "install": target.install,
+            "python": target.python,
+            "flashinfer": str(found.machine.flashinfer.version) if found.machine.flashinfer else None,
+            "others": [str(path) for path in target.others],
+        },
+        "targets": [
+            {"path": f.relative, "sha256": f.sha256, "state": f.state(bool(found.applied(f.relative)))}
+            for f in found.files.values()
+        ],
+        "patches": [judgement.as_dict() for judgement in found.judgements.values()],
+        "guard": dict(guard),
+        "digest": found.digest,
+    }

@@ -1,0 +1,132 @@
+"""Verbs that read and change an installed SGLang: list, status, apply, revert, diff, demo."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mlapatch.cli import run
+from mlapatch.cli.options import AsJson, Force, Gpu, PatchesDirs, PythonExe, SglangPath, Sm
+
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Patches by name, see 'mlapatch list'.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the diff and write nothing.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the app."""
+    app.command("list")(list_)
+    app.command()(status)
+    app.command()(apply)
+    app.command()(revert)
+    app.command()(diff)
+    app.command()(demo)
+
+
+def list_(patches: PatchesDirs = None, json: AsJson = False) -> None:
+    """List the catalogue.
+
+    Example: mlapatch list --json
+    """
+    from mlapatch.commands.listing import list_patches
+
+    run(lambda: list_patches(patches=patches), as_json=json)
+
+
+def status(
+    require: Annotated[
+        list[str] | None, typer.Option("--require", metavar="NAME", help="Exit 1 unless it is applied. Repeatable.")
+    ] = None,
+    also: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="More names for --require.")] = None,
+    sglang: SglangPath = None,
+    python: PythonExe = None,
+    patches: PatchesDirs = None,
+    gpu: Gpu = None,
+    sm: Sm = None,
+    json: AsJson = False,
+) -> None:
+    """Show which SGLang, pristine or not, a verdict per patch, and a digest to compare nodes.
+
+    Example: mlapatch status --require active-cast && python -m sglang.launch_server ...
+    """
+    from mlapatch.commands.status import status as verb
+
+    if also and not require:
+        raise typer.BadParameter("names are for --require: mlapatch status --require NAME...")
+    names = [*(require or ()), *(also or ())]
+    run(
+        lambda: verb(sglang=sglang, python=python, patches=patches, gpu=gpu, sm=sm, require=names),
+        as_json=json,
+    )
+
+
+def apply(
+    names: Names,
+    dry_run: DryRun = False,
+    force: Force = False,
+    sglang: SglangPath = None,
+    python: PythonExe = None,
+    patches: PatchesDirs = None,
+    gpu: Gpu = None,
+    sm: Sm = None,
+    json: AsJson = False,
+) -> None:
+    """Apply patches, all or nothing. 'auto' picks the best one that fits and says why.
+
+    Example: mlapatch apply active-cast
+    """
+    from mlapatch.commands.apply import apply as verb
+
+    run(
+        lambda: verb(
+            names, sglang=sglang, python=python, patches=patches, gpu=gpu, sm=sm, dry_run=dry_run, force=force
+        ),
+        as_json=json,
+    )
+
+
+def revert(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: everything that mlapatch applied.")
+    ] = None,
+    dry_run: DryRun = False,
+    sglang: SglangPath = None,
+    python: PythonExe = None,
+    patches: PatchesDirs = None,
+    json: AsJson = False,
+) -> None:
+    """Take patches out again and keep every other edit of the file.
+
+    Example: mlapatch revert
+    """
+    from mlapatch.commands.revert import revert as verb
+
+    run(lambda: verb(names, sglang=sglang, python=python, patches=patches, dry_run=dry_run), as_json=json)
+
+
+def diff(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    sglang: SglangPath = None,
+    python: PythonExe = None,
+    patches: PatchesDirs = None,
+    json: AsJson = False,
+) -> None:
+    """Show what a patch changes in this SGLang.
+
+    Example: mlapatch diff gather-cast --sglang /opt/venv/lib/python3.12/site-packages
+    """
+    from mlapatch.commands.diff import diff as verb
+
+    run(lambda: verb(name, sglang=sglang, python=python, patches=patches), as_json=json)
+
+
+def demo(
+    release: Annotated[str, typer.Option("--release", metavar="X", help="The SGLang release to show it on.")] = "0.5.9",
+) -> None:
+    """Show the whole story on a real SGLang wheel in a temporary folder; no GPU needed.
+
+    Example: mlapatch demo --release 0.5.23
+    """
+    from mlapatch.commands.demo import demo as verb
+
+    run(lambda: verb(release=release))

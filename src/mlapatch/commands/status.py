@@ -1,0 +1,63 @@
+"""`mlapatch status`: which SGLang, pristine or not, a verdict per patch, the guard, a digest to compare nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlapatch.assess import Assessment, as_json, assess, machine_of
+from mlapatch.catalogue import load_catalogue
+from mlapatch.engine.judgement import Verdict
+from mlapatch.exits import Exit
+from mlapatch.install.target import find_target
+from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
+
+
+def status(
+    *,
+    sglang: Path | None = None,
+    python: str | None = None,
+    patches: Sequence[Path] | None = None,
+    gpu: str | None = None,
+    sm: int | None = None,
+    require: Sequence[str] | None = None,
+) -> Outcome:
+    """Exit 1 unless every patch of `require` is applied; else 0."""
+    catalogue = load_catalogue(patches)
+    required = [catalogue.get(name).name for name in require or ()]
+    target = find_target(sglang, python)
+    found = assess(target, catalogue, machine_of(target, gpu=gpu, sm=sm))
+    guard = {"state": "unrecorded", "files": []}
+    missing = [name for name in required if found.judgements[name].verdict is not Verdict.APPLIED]
+    data = as_json(found, guard)
+    if required:
+        data["required"] = {"patches": required, "missing": missing}
+    blocks: list[Block] = [Warn(note) for note in target.notes]
+    blocks += [_head(found), _table(found)]
+    blocks += [Text((f"next for {j.patch}: {j.next}",)) for j in found.judgements.values() if _wants_a_word(j.verdict)]
+    if missing:
+        found_instead = ", ".join(f"{name} is {found.judgements[name].verdict}" for name in missing)
+        blocks.append(Text((f"required and not applied: {found_instead}",), style="bold red"))
+    return Outcome(Exit.FOUND if missing else Exit.OK, data, blocks)
+
+
+def _wants_a_word(verdict: Verdict) -> bool:
+    return verdict in (Verdict.LOST, Verdict.EDITED)
+
+
+def _head(found: Assessment) -> Pairs:
+    target, flashinfer = found.target, found.machine.flashinfer
+    rows = [
+        ("sglang", f"{target.version or 'unknown version'} ({target.install}) in {target.package}"),
+        ("flashinfer", f"{flashinfer.version} ({flashinfer.source})" if flashinfer else "unknown"),
+    ]
+    for file in found.files.values():
+        state = file.state(bool(found.applied(file.relative)))
+        rows.append((file.relative, f"{state}, sha256 {file.sha256}"))
+    rows.append(("digest", found.digest))
+    return Pairs(rows)
+
+
+def _table(found: Assessment) -> Table:
+    rows = [(j.patch, str(j.verdict), j.reason) for j in found.judgements.values()]
+    return Table(("patch", "verdict", "reason"), rows)

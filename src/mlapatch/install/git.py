@@ -1,0 +1,64 @@
+"""Questions to git about a checkout, through GitPython; a user's settings change no answer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: No external diff, pager, hooks or prompts; a checkout owned by somebody else may be read.
+_SETTINGS = ("safe.directory=*", "core.fsmonitor=false", "core.quotePath=false", "color.ui=false")
+_NOT_OURS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE", "GIT_EXTERNAL_DIFF")
+
+
+def head_bytes(repository: Path, file: Path) -> bytes | None:
+    """A file as HEAD has it, with the line ending that the working file has; None where git cannot say."""
+    committed = _git(repository, "cat-file", "blob", f"HEAD:{file.relative_to(repository).as_posix()}")
+    if committed is None:
+        return None
+    try:
+        working = file.read_bytes()
+    except OSError:
+        return committed
+    if b"\r\n" in working and b"\r\n" not in committed:  # core.autocrlf
+        return committed.replace(b"\n", b"\r\n")
+    return committed
+
+
+def head_commit(repository: Path) -> str:
+    """The commit that HEAD names ('' without one)."""
+    return (_git(repository, "rev-parse", "HEAD") or b"").decode().strip()
+
+
+def _git(repository: Path, *args: str) -> bytes | None:
+    try:
+        from git import Git
+        from git.exc import GitError
+    except ImportError:  # GitPython refuses to load where there is no git program
+        return None
+    settings = [item for setting in _SETTINGS for item in ("-c", setting)]
+    environment = {name: "" for name in _NOT_OURS if name in os.environ}
+    git = Git(repository)
+    try:
+        with _unset(environment):
+            out = git.execute(
+                ["git", *settings, *args],
+                stdout_as_string=False,
+                strip_newline_in_stdout=False,
+                env={"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            )
+    except (GitError, OSError):
+        return None
+    return bytes(out) if isinstance(out, bytes) else None
+
+
+class _unset:
+    """Take variables out of the environment for a moment."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
+
+    def __enter__(self) -> None:
+        self.kept = {name: os.environ.pop(name) for name in self.names}
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.update(self.kept)

@@ -1,0 +1,174 @@
+"""The state beside the package: the original bytes by sha256, and a journal of what was applied to which file.
+
+It is a hint. Every verdict comes from the bytes of the file; the journal says how to get back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.install.write import environment_errors, replace_file, sha256, sync_folder, write_atomically
+
+LOCK_SECONDS = 30.0
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One patched file: the sha256 of its bytes without and with the patches, and the patches by name and digest."""
+
+    base: str
+    after: str
+    sglang: str
+    patches: Mapping[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the journal keeps it."""
+        return {"base": self.base, "after": self.after, "sglang": self.sglang, "patches": dict(self.patches)}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file's step: from `old` to `new` bytes, and the entry to keep (None: forget the file)."""
+
+    relative: str
+    path: Path
+    old: bytes
+    new: bytes
+    entry: Entry | None
+    kept: Mapping[str, bytes] = field(default_factory=dict)  # objects to keep, by sha256
+
+
+class Journal:
+    """The state folder. Reading needs no lock; `transaction` is the one writer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def entries(self) -> dict[str, Entry]:
+        """What is applied, by file; an interrupted transaction counts for the files that it reached."""
+        kept = self._read()
+        entries = {name: _entry(value) for name, value in kept.get("targets", {}).items()}
+        for name, step in kept.get("pending", {}).items():
+            if _sha256_of(Path(step["path"])) == step["new"]:
+                entries.pop(name, None)
+                if step["entry"]:
+                    entries[name] = _entry(step["entry"])
+        return entries
+
+    def object(self, digest: str) -> bytes | None:
+        """Kept bytes, proven by their sha256."""
+        try:
+            data = (self.folder / "objects" / digest).read_bytes()
+        except OSError:
+            return None
+        return data if sha256(data) == digest else None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One writer at a time; MlapatchError (exit 5) where another one does not finish."""
+        with environment_errors(self.folder.parent):
+            self.folder.mkdir(exist_ok=True)
+            ignore = self.folder / ".gitignore"
+            if not ignore.exists():
+                write_atomically(ignore, b"*\n")
+        lock = FileLock(self.folder / "lock")
+        try:
+            with environment_errors(self.folder):
+                lock.acquire(timeout=LOCK_SECONDS)
+        except Timeout:
+            raise MlapatchError(
+                Exit.ENVIRONMENT,
+                "another mlapatch is writing to this SGLang",
+                where=str(self.folder / "lock"),
+                next="wait for it to end, then run the same command again",
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def commit(self, changes: list[Change]) -> None:
+        """Carry out changes: objects first, then the intent, then each file, then the record of it.
+
+        A kill leaves each file old or new, and the journal knows which by its bytes. An error undoes the files done.
+        """
+        with environment_errors(self.folder.parent):
+            entries = self.entries()
+            for change in changes:
+                for digest, data in change.kept.items():
+                    self._keep(digest, data)
+            pending = {
+                c.relative: {"path": str(c.path), "new": sha256(c.new), "entry": c.entry and c.entry.as_dict()}
+                for c in changes
+            }
+            self._write(entries, pending)
+            done: list[Change] = []
+            try:
+                for change in changes:
+                    if change.new != change.old:
+                        replace_file(change.path, change.new, found=sha256(change.old))
+                    done.append(change)
+            except BaseException:
+                for change in reversed(done):
+                    if change.new != change.old:
+                        replace_file(change.path, change.old, found=sha256(change.new))
+                self._write(entries, {})
+                raise
+            for change in changes:
+                entries.pop(change.relative, None)
+                if change.entry is not None:
+                    entries[change.relative] = change.entry
+            self._write(entries, {})
+            self._forget(entries)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            kept = json.loads((self.folder / "journal.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) and kept.get("format") == FORMAT else {}
+
+    def _write(self, entries: Mapping[str, Entry], pending: Mapping[str, Any]) -> None:
+        kept = {
+            "format": FORMAT,
+            "targets": {name: entry.as_dict() for name, entry in entries.items()},
+            "pending": dict(pending),
+        }
+        write_atomically(self.folder / "journal.json", json.dumps(kept, indent=1).encode())
+
+    def _keep(self, digest: str, data: bytes) -> None:
+        folder = self.folder / "objects"
+        folder.mkdir(exist_ok=True)
+        sync_folder(self.folder)
+        if self.object(digest) is None:
+            write_atomically(folder / digest, data)
+
+    def _forget(self, entries: Mapping[str, Entry]) -> None:
+        """Drop objects that no entry needs, and leftovers of kills."""
+        wanted = {d for e in entries.values() for d in (e.base, e.after, *e.patches.values())}
+        with contextlib.suppress(OSError):
+            for item in (self.folder / "objects").iterdir():
+                if item.name not in wanted:
+                    item.unlink()
+
+
+def _entry(kept: Mapping[str, Any]) -> Entry:
+    patches = {str(name): str(digest) for name, digest in kept["patches"].items()}
+    return Entry(str(kept["base"]), str(kept["after"]), str(kept["sglang"]), patches)
+
+
+def _sha256_of(path: Path) -> str:
+    try:
+        return sha256(path.read_bytes())
+    except OSError:
+        return ""

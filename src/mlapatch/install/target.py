@@ -1,0 +1,249 @@
+"""Find the SGLang that a server would import, without importing it: path, version, kind of install, other copies."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.install.wheelfile import parse_record
+
+STATE_FOLDER = ".mlapatch"
+#: Run in the target interpreter; `-c` puts the working folder first on sys.path, as `python -m sglang.launch_server`.
+_PROBE = """
+import importlib.util, json, sys
+spec = importlib.util.find_spec("sglang")
+print(json.dumps({"origin": spec and spec.origin, "places": list(spec and spec.submodule_search_locations or []),
+                  "path": sys.path, "exe": sys.executable, "version": sys.version.split()[0]}))
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One SGLang on disk.
+
+    `install` is `wheel`, `editable`, `checkout` or `folder`; `others` are further copies that could be imported.
+    """
+
+    package: Path
+    install: str
+    version: Version | None
+    python: str
+    path: tuple[str, ...] = ()
+    dist_info: Path | None = None
+    repository: Path | None = None
+    others: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def site(self) -> Path:
+        """The folder that holds the package (site-packages, or `python/` of a checkout)."""
+        return self.package.parent
+
+    @property
+    def state_folder(self) -> Path:
+        """Where the journal and the original bytes are kept."""
+        return self.site / STATE_FOLDER
+
+    def file(self, relative: str) -> Path:
+        """A file of the package by its path inside it."""
+        return self.package.joinpath(*relative.split("/"))
+
+    @cached_property
+    def record(self) -> dict[str, str]:
+        """sha256 (hex) by path in site-packages, from the wheel's RECORD; empty without one."""
+        if self.dist_info is None:
+            return {}
+        try:
+            return parse_record((self.dist_info / "RECORD").read_bytes())
+        except (OSError, ValueError):
+            return {}
+
+    def recorded_sha256(self, relative: str) -> str:
+        """What RECORD says of a file of the package ('' if nothing)."""
+        return self.record.get(f"{self.package.name}/{relative}", "") if self.install == "wheel" else ""
+
+
+def find_target(sglang: Path | None = None, python: str | None = None) -> Target:
+    """The SGLang at a path, or that an interpreter would import; MlapatchError (exit 5) where there is none."""
+    if sglang is not None:
+        return _at(_package_in(sglang), python or sys.executable, ())
+    probe = _probe_other(python) if python else _probe_here()
+    package = _imported(probe)
+    path = tuple(str(p) for p in probe["path"])
+    return _at(package, str(probe["exe"]), path)
+
+
+def _probe_here() -> dict[str, Any]:
+    spec = importlib.util.find_spec("sglang")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    return {"origin": spec and spec.origin, "places": places, "path": list(sys.path), "exe": sys.executable}
+
+
+def _probe_other(python: str) -> dict[str, Any]:
+    try:
+        done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=False)
+        found: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "the interpreter cannot be asked for its SGLang",
+            where=python,
+            expected="a Python interpreter",
+            found=str(error),
+            next="mlapatch status --python /path/to/venv/bin/python",
+        ) from None
+    return found
+
+
+def _imported(probe: dict[str, Any]) -> Path:
+    origin, places = probe["origin"], probe["places"]
+    if origin:
+        return Path(str(origin)).parent.resolve()
+    if places:
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "sglang is a leftover folder without __init__.py (a namespace package), not an installed SGLang",
+            where=", ".join(map(str, places)),
+            next="remove the folder and install sglang, or name another by --sglang PATH",
+        )
+    raise MlapatchError(
+        Exit.ENVIRONMENT,
+        "no SGLang found",
+        where=str(probe["exe"]),
+        expected="an importable package 'sglang'",
+        found="none on sys.path",
+        next="mlapatch status --sglang PATH, or --python /path/to/venv/bin/python",
+    )
+
+
+def _package_in(path: Path) -> Path:
+    """The package folder for a package folder, its site-packages, a venv or a checkout."""
+    if not path.exists():
+        raise MlapatchError(
+            Exit.ENVIRONMENT, "no SGLang found", where=str(path), expected="an existing folder", found="nothing there"
+        )
+    candidates = [path, path / "sglang", path / "python" / "sglang"]
+    candidates += sorted(path.glob("lib/python3*/site-packages/sglang"))
+    for candidate in candidates:
+        if candidate.name == "sglang" and (candidate / "__init__.py").is_file():
+            return candidate.resolve()
+    raise MlapatchError(
+        Exit.ENVIRONMENT,
+        "no SGLang found",
+        where=str(path),
+        expected="the sglang package folder, its site-packages, or a checkout (python/sglang)",
+        found="no sglang/__init__.py",
+        next="mlapatch status --sglang PATH",
+    )
+
+
+def _at(package: Path, python: str, path: Sequence[str]) -> Target:
+    dist_info = _dist_info(package.parent)
+    recorded = dist_info is not None and (dist_info / "RECORD").is_file() and _lists_package(dist_info)
+    repository = None if recorded else _repository(package)
+    editable = None if recorded else _editable_dist_info(package, path)
+    if recorded:
+        install = "wheel"
+    elif editable is not None:
+        install = "editable"
+    else:
+        install = "checkout" if repository else "folder"
+    others = tuple(p for p in _copies(path) if p != package)
+    notes = tuple(f"another SGLang could be imported from {p}; a server uses {package}" for p in others)
+    here = Path.cwd() / "sglang" / "__init__.py"
+    if path and here.is_file() and here.parent.resolve() != package:
+        notes += (f"a server started in {Path.cwd()} with 'python -m' would import {here.parent}, not {package}",)
+    return Target(
+        package=package,
+        install=install,
+        version=_version(package, dist_info if recorded else editable),
+        python=python,
+        path=tuple(path),
+        dist_info=dist_info if recorded else editable,
+        repository=repository,
+        others=others,
+        notes=notes,
+    )
+
+
+def _dist_info(site: Path) -> Path | None:
+    """The newest `sglang-*.dist-info` beside the package."""
+    found = [(v, p) for p in site.glob("sglang-*.dist-info") if (v := _named_version(p))]
+    return max(found)[1] if found else None
+
+
+def _lists_package(dist_info: Path) -> bool:
+    try:
+        return b"\nsglang/__init__.py," in b"\n" + (dist_info / "RECORD").read_bytes()
+    except OSError:
+        return False
+
+
+def _editable_dist_info(package: Path, path: Sequence[str]) -> Path | None:
+    """The dist-info of an editable install whose source folder holds the package."""
+    for entry in path:
+        for dist_info in Path(entry).glob("sglang-*.dist-info") if entry else ():
+            try:
+                direct = json.loads((dist_info / "direct_url.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            source = str(direct.get("url", "")).removeprefix("file://")
+            if direct.get("dir_info", {}).get("editable") and source and package.is_relative_to(Path(source).resolve()):
+                return dist_info
+    return None
+
+
+def _repository(package: Path) -> Path | None:
+    """The git work tree that the package lies in (a `.git` folder, or file: worktrees and submodules have one)."""
+    return next((parent for parent in package.parents if (parent / ".git").exists()), None)
+
+
+def _copies(path: Sequence[str]) -> Iterator[Path]:
+    seen = set()
+    for entry in path:
+        init = Path(entry or ".") / "sglang" / "__init__.py"
+        if init.is_file() and (folder := init.parent.resolve()) not in seen:
+            seen.add(folder)
+            yield folder
+
+
+def _version(package: Path, dist_info: Path | None) -> Version | None:
+    if dist_info is not None and (version := _named_version(dist_info)):
+        return version
+    for name in ("_version.py", "version.py"):
+        try:
+            text = (package / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        for match in re.finditer(
+            r"^\s*(?:__version__|version)\b[^\n=]*=[^\n]*?['\"]([^'\"]+)['\"]", text, re.MULTILINE
+        ):
+            version = _parsed(match[1])
+            if version and version.release != (0, 0, 0):
+                return version
+    return None
+
+
+def _named_version(dist_info: Path) -> Version | None:
+    """The version in `NAME-VERSION.dist-info`."""
+    return _parsed(dist_info.name.removesuffix(".dist-info").partition("-")[2])
+
+
+def _parsed(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None

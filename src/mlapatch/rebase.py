@@ -1,0 +1,129 @@
+"""How a file gets from what it is to the patches that it should have. One way for apply and revert:
+
+1. find the file without mlapatch's patches: the journal's bytes, with what the user changed since merged in;
+2. apply the wanted patches to that, in order, each proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlapatch.assess import Assessment, File, kept_patch
+from mlapatch.catalogue import Catalogue
+from mlapatch.engine.judgement import Judgement, Verdict
+from mlapatch.engine.merge import Conflict, merge
+from mlapatch.engine.patch import Patch
+from mlapatch.engine.verdict import apply, judge
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.install.journal import Change, Entry, Journal
+from mlapatch.install.original import original_bytes
+from mlapatch.install.write import sha256
+
+
+@dataclass(frozen=True)
+class Unpatched:
+    """A file without mlapatch's patches, and the patches that it has now."""
+
+    base: bytes
+    patches: dict[str, Patch]
+
+
+def present_patches(found: Assessment, file: File) -> dict[str, Patch]:
+    """The patches in the file now, as they were applied: from the state, else from the catalogue."""
+    journal = Journal(found.target.state_folder)
+    patches: dict[str, Patch] = {}
+    for name in file.entry.patches if file.entry else ():
+        kept = kept_patch(journal, file.entry, name) if file.entry else None
+        kept = kept or found.catalogue.patches.get(name)
+        if kept and judge(file.data, kept, found.target.version, prove=False).traces:
+            patches[name] = kept
+    for name in found.applied(file.relative):
+        patches.setdefault(name, found.catalogue.patches[name])
+    return patches
+
+
+def unpatched(found: Assessment, file: File) -> Unpatched:
+    """Step 1. MlapatchError (exit 4) where the user changed lines that a patch changed too."""
+    present = present_patches(found, file)
+    if not present:
+        return Unpatched(file.data, {})
+    journal = Journal(found.target.state_folder)
+    entry = file.entry
+    base = journal.object(entry.base) if entry else None
+    after = journal.object(entry.after) if entry else None
+    if base is None or after is None:
+        base = original_bytes(found.target, file.relative)
+        after = _apply_all(base, list(present.values()), found)
+    merged = merge(after, file.data, base)
+    if isinstance(merged, Conflict):
+        raise MlapatchError(
+            Exit.REFUSED,
+            f"lines inside the edits of {', '.join(present)} were changed by hand; nothing was written",
+            where=str(file.path),
+            expected="changes outside the patch's own lines (they are kept)",
+            found=f"{merged.count} conflict(s)",
+            detail=merged.text,
+            next="make those lines either yours or the patch's, then run the same command again",
+        )
+    for patch in present.values():
+        left = judge(merged.source, patch, found.target.version, prove=False)
+        if left.verdict is Verdict.APPLIED:
+            raise MlapatchError(
+                Exit.REFUSED,
+                f"taking {patch.name} out would not remove it; nothing was written",
+                where=str(file.path),
+                found=left.reason,
+                next="mlapatch status",
+            )
+    return Unpatched(merged.source, present)
+
+
+def change_to(found: Assessment, file: File, clean: Unpatched, wanted: Sequence[Patch]) -> Change:
+    """Step 2: the change of a file to exactly the wanted patches."""
+    new = _apply_all(clean.base, wanted, found)
+    if not wanted:
+        return Change(file.relative, file.path, file.data, new, None)
+    patches = {patch.name: patch.digest for patch in wanted}
+    raws = {patch.digest: patch.raw.encode() for patch in wanted}
+    kept_names = {digest: sha256(raw) for digest, raw in raws.items()}
+    entry = Entry(
+        base=sha256(clean.base),
+        after=sha256(new),
+        sglang=str(found.target.version),
+        patches={name: kept_names[digest] for name, digest in patches.items()},
+    )
+    kept = {entry.base: clean.base, entry.after: new, **{kept_names[d]: raw for d, raw in raws.items()}}
+    return Change(file.relative, file.path, file.data, new, entry, kept)
+
+
+def _apply_all(source: bytes, patches: Sequence[Patch], found: Assessment) -> bytes:
+    for patch in in_order(patches):
+        outcome = apply(source, patch, found.target.version)
+        if isinstance(outcome, Judgement):
+            raise misfit_error(outcome)
+        source = outcome.source
+    return source
+
+
+def in_order(patches: Sequence[Patch]) -> list[Patch]:
+    """The patches in the order in which they apply."""
+    by_name: Mapping[str, Patch] = {patch.name: patch for patch in patches}
+    return Catalogue(dict(by_name), {}).ordered(by_name)
+
+
+def misfit_error(judgement: Judgement) -> MlapatchError:
+    """A judgement that stops a command, as an error with its exit code."""
+    code = {Verdict.EDITED: Exit.REFUSED, Verdict.UNSUPPORTED: Exit.ENVIRONMENT}.get(
+        judgement.verdict, Exit.DOES_NOT_FIT
+    )
+    found = judgement.found + (f"; nearest candidate: {judgement.nearest}" if judgement.nearest else "")
+    return MlapatchError(
+        code,
+        f"{judgement.patch}: {judgement.verdict}: {judgement.reason}",
+        where=judgement.scope,
+        expected=judgement.expected,
+        found=found,
+        next=judgement.next or f"mlapatch status; mlapatch check {judgement.patch}",
+    )
