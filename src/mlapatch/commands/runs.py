@@ -1,0 +1,93 @@
+"""`mlapatch runs`: the experiments that were kept."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.measure import metrics
+from mlapatch.measure.runs import Run, Store
+from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def runs(
+    *,
+    run: str | None = None,
+    kind: str | None = None,
+    limit: int = 30,
+    export: Path | None = None,
+    take_in: Path | None = None,
+    db: Path | None = None,
+) -> Outcome:
+    """List runs, show one, export all as JSON lines, or take in an export."""
+    with Store(db) as store:
+        if take_in is not None:
+            added = store.add(_read(take_in))
+            return Outcome(data={"added": added}, blocks=[Text([f"{added} new runs in {store.path}"])])
+        if export is not None:
+            return _export(store.all(kind), export)
+        if run is not None:
+            return _show(store.get(run))
+        found = store.all(kind, limit)
+        rows = [
+            [str(one.id), one.kind, one.label, one.state, one.started[:19].replace("T", " "), one.host, _headline(one)]
+            for one in found
+        ]
+        columns = ["run", "kind", "label", "state", "started (UTC)", "host", "result"]
+        empty = [Text([f"No runs yet in {store.path}. Next: mlapatch bench"])]
+        return Outcome(
+            data={"db": str(store.path), "runs": [one.as_dict() for one in found]},
+            blocks=[Table(columns, rows)] if rows else empty,
+        )
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise MlapatchError(Exit.USAGE, "cannot read the export", where=str(path), found=str(error)) from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = orjson.loads(line)
+            found.append({**entry, "uid": entry["uid"], "kind": entry["kind"]})
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise MlapatchError(
+                Exit.USAGE, "this is not an export of runs", where=f"{path}, line {number}", found=str(error)
+            ) from None
+    return found
+
+
+def _export(found: list[Run], path: Path) -> Outcome:
+    lines = b"".join(orjson.dumps(run.as_dict(), default=str) + b"\n" for run in reversed(found))
+    if str(path) == "-":
+        sys.stdout.write(lines.decode())
+        return Outcome()
+    path.write_bytes(lines)
+    return Outcome(data={"exported": len(found), "file": str(path)}, blocks=[Text([f"{len(found)} runs in {path}"])])
+
+
+def _show(run: Run) -> Outcome:
+    rows = [("run", run.title), ("kind", run.kind), ("state", run.state), ("started", run.started)]
+    rows += [("finished", run.finished or "not"), ("host", run.host), ("mlapatch", run.mlapatch)]
+    rows += sorted(metrics.flatten(run.setup).items())
+    figures = [[metric.case, metric.name, metric.text()] for metric in metrics.of(run.result)]
+    blocks: list[Block] = [Pairs(rows), Table(["case", "figure", "median"], figures)]
+    notes = [str(note) for note in [*(run.result.get("notes") or []), run.result.get("error")] if note]
+    return Outcome(data=run.as_dict(), blocks=[*blocks, Text(notes)])
+
+
+def _headline(run: Run) -> str:
+    found = metrics.of(run.result)
+    if not found:
+        return str(run.result.get("error") or run.result.get("summary") or "")[:80]
+    return f"{found[0].case + ': ' if found[0].case else ''}{found[0].name} {found[0].text()}"

@@ -1,0 +1,276 @@
+"""Experiments in one SQLite file: every launch, profile, bench and verify, written safely by several processes.
+
+A run is written when it starts and again when it ends, each in a transaction of its own: a kill in between leaves the
+run marked as unfinished and everything else as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from mlapatch import __version__
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+BUSY_SECONDS = 30.0
+
+# Append only: PRAGMA user_version counts how many of these a file has seen.
+MIGRATIONS: list[str] = [
+    """
+    CREATE TABLE runs (
+      id INTEGER PRIMARY KEY AUTOINCREMENT,
+      uid TEXT NOT NULL UNIQUE,
+      kind TEXT NOT NULL,
+      label TEXT NOT NULL DEFAULT '',
+      status TEXT NOT NULL,
+      started TEXT NOT NULL,
+      finished TEXT,
+      host TEXT NOT NULL,
+      pid INTEGER NOT NULL,
+      mlapatch TEXT NOT NULL,
+      setup TEXT NOT NULL,
+      result TEXT NOT NULL
+    );
+    CREATE INDEX runs_by_label ON runs (label) WHERE label != '';
+    """,
+]
+
+_COLUMNS = "id, uid, kind, label, status, started, finished, host, pid, mlapatch, setup, result"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One experiment. `setup` is what it was done with, `result` what came out."""
+
+    id: int
+    uid: str
+    kind: str
+    label: str
+    status: str
+    started: str
+    finished: str | None
+    host: str
+    pid: int
+    mlapatch: str
+    setup: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """`status`, but `lost` for a run of this machine whose process is gone."""
+        if self.status == "running" and self.host == socket.gethostname() and not _alive(self.pid):
+            return "lost"
+        return self.status
+
+    @property
+    def title(self) -> str:
+        """How a table names it."""
+        return f"{self.id} ({self.label})" if self.label else str(self.id)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run as one JSON object."""
+        return {**self.__dict__, "state": self.state}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def default_path() -> Path:
+    """`runs.sqlite3` in the user's data folder for mlapatch."""
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("mlapatch")) / "runs.sqlite3"
+
+
+class Store:
+    """The open file. Use `with Store(path) as store`."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or default_path()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        except (sqlite3.Error, OSError) as error:
+            raise self._unusable(str(error)) from None
+        try:
+            self._use_wal()
+            self._migrate()
+        except sqlite3.Error as error:
+            self._db.close()
+            raise self._unusable(str(error)) from None
+        except MlapatchError:
+            self._db.close()
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def _unusable(self, found: str) -> MlapatchError:
+        return MlapatchError(
+            Exit.ENVIRONMENT,
+            "the file of runs cannot be used",
+            where=str(self.path),
+            found=found,
+            next="give another one with --db PATH",
+        )
+
+    def _use_wal(self) -> None:
+        """Readers and a writer side by side. Where the file system cannot do it, the journal stays as it was."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError as error:  # the switch does not wait for other processes by itself
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+        self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def _migrate(self) -> None:
+        if self._version() < len(MIGRATIONS):
+            with self._writing():
+                for script in MIGRATIONS[self._version() :]:  # again, now that nobody else writes
+                    for statement in script.split(";"):
+                        self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        elif self._version() > len(MIGRATIONS):
+            raise MlapatchError(
+                Exit.ENVIRONMENT,
+                "the file of runs was written by a newer mlapatch",
+                where=str(self.path),
+                expected=f"schema {len(MIGRATIONS)} or older",
+                found=f"schema {self._version()}",
+                next="upgrade mlapatch, or give another file with --db PATH",
+            )
+
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def start(self, kind: str, setup: dict[str, Any], label: str = "") -> int:
+        """Write down that a run begins; its id is what `finish` takes and what people type."""
+        values = (uuid.uuid4().hex, kind, label, "running", now(), socket.gethostname(), os.getpid(), __version__)
+        with self._writing():
+            cursor = self._db.execute(
+                "INSERT INTO runs (uid, kind, label, status, started, host, pid, mlapatch, setup, result) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, '{}')",
+                (*values, _json(setup)),
+            )
+        return int(cursor.lastrowid or 0)
+
+    def finish(
+        self, run: int, result: dict[str, Any], *, status: str = "done", setup: dict[str, Any] | None = None
+    ) -> None:
+        """Write down how it ended: `done` or `failed`. A `setup` replaces the one that was known at the start."""
+        with self._writing():
+            self._db.execute(
+                "UPDATE runs SET status = ?, finished = ?, result = ?, setup = coalesce(?, setup) WHERE id = ?",
+                (status, now(), _json(result), None if setup is None else _json(setup), run),
+            )
+
+    @contextmanager
+    def running(self, kind: str, setup: dict[str, Any], label: str = "") -> Iterator[dict[str, Any]]:
+        """Keep the dict that the caller fills as a run's result; an exception marks the run as failed."""
+        run = self.start(kind, setup, label)
+        result: dict[str, Any] = {}
+        try:
+            yield result
+        except BaseException as error:
+            self.finish(run, {**result, "error": f"{type(error).__name__}: {error}"}, status="failed")
+            raise
+        self.finish(run, result)
+
+    def all(self, kind: str | None = None, limit: int | None = None) -> list[Run]:
+        """Runs, the newest first."""
+        where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS} FROM runs {where} ORDER BY id DESC LIMIT ?",  # noqa: S608  constants only
+            (*values, -1 if limit is None else limit),
+        )
+        return [_run(row) for row in rows]
+
+    def get(self, name: str) -> Run:
+        """The run that a person means: an id, a label (its newest), `last`, `last~1`, or the start of a uid.
+
+        Raises:
+            MlapatchError: there is none (exit 2).
+        """
+        runs = self.all()
+        if name == "last" or name.startswith("last~"):
+            back = int(name[5:]) if name[5:].isdigit() else 0
+            found = runs[back] if back < len(runs) else None
+        else:
+            tests = (lambda run: str(run.id) == name, lambda run: run.label == name, lambda run: _starts(run, name))
+            found = next((run for test in tests for run in runs if test(run)), None)
+        if found is None:
+            known = ", ".join(run.title for run in runs[:8]) or "none yet"
+            raise MlapatchError(Exit.USAGE, f"no run {name!r}", where=str(self.path), found=known, next="mlapatch runs")
+        return found
+
+    def add(self, runs: Iterable[dict[str, Any]]) -> int:
+        """Take in exported runs; those that are here already (by uid) stay as they are. Returns how many are new."""
+        added = 0
+        with self._writing():
+            for run in runs:
+                row = [run.get(key, "") for key in ("uid", "kind", "label", "status", "started", "finished", "host")]
+                row += [int(run.get("pid", 0)), str(run.get("mlapatch", ""))]
+                cursor = self._db.execute(
+                    "INSERT OR IGNORE INTO runs (uid, kind, label, status, started, finished, host, pid, mlapatch, "
+                    "setup, result) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*row, _json(run.get("setup") or {}), _json(run.get("result") or {})),
+                )
+                added += cursor.rowcount
+        return added
+
+
+def _starts(run: Run, name: str) -> bool:
+    return len(name) >= 4 and run.uid.startswith(name)
+
+
+def _json(value: dict[str, Any]) -> str:
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _run(row: tuple[Any, ...]) -> Run:
+    values: dict[str, Any] = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    values |= {key: orjson.loads(values[key]) for key in ("setup", "result")}
+    return Run(**values)
+
+
+def now() -> str:
+    """The time in UTC, to the millisecond."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

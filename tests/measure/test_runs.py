@@ -1,0 +1,202 @@
+"""The file of runs: several processes, kills, migration, export; and comparisons that know noise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlapatch.commands.compare import compare
+from mlapatch.commands.runs import runs
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.measure import runs as store_module
+from mlapatch.measure.metrics import Metric, changes
+from mlapatch.measure.runs import Store
+
+WRITER = """
+import sys
+from pathlib import Path
+from mlapatch.measure.runs import Store
+for number in range(int(sys.argv[3])):
+    with Store(Path(sys.argv[1])) as store:
+        run = store.start("bench", {"writer": sys.argv[2], "number": number})
+        store.finish(run, {"number": number})
+"""
+KILLED = """
+import sys, time
+from pathlib import Path
+from mlapatch.measure.runs import Store
+store = Store(Path(sys.argv[1]))
+for number in range(5):
+    store.finish(store.start("bench", {"number": number}), {"number": number})
+store.start("bench", {"number": 5})
+store._db.execute("BEGIN IMMEDIATE")
+store._db.execute("DELETE FROM runs")
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def process(script: str, *arguments: object) -> subprocess.Popen[str]:
+    source = str(Path(store_module.__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": source}
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    db = tmp_path / "new" / "runs.sqlite3"
+    writers = [process(WRITER, db, name, 40) for name in "abc"]
+    for writer in writers:
+        writer.communicate(timeout=120)
+        assert writer.returncode == 0
+    with Store(db) as store:
+        found = store.all()
+    assert sorted((run.setup["writer"], run.result["number"]) for run in found) == [
+        (name, number) for name in "abc" for number in range(40)
+    ]
+    assert {run.status for run in found} == {"done"}
+
+
+def test_a_kill_loses_at_most_the_unfinished_run(tmp_path: Path) -> None:
+    db = tmp_path / "runs.sqlite3"
+    victim = process(KILLED, db)
+    assert victim.stdout is not None
+    assert victim.stdout.readline() == "ready\n"
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    with Store(db) as store:
+        found = store.all()
+        assert [(run.setup["number"], run.state) for run in found] == [
+            (5, "lost"),
+            *((n, "done") for n in (4, 3, 2, 1, 0)),
+        ]
+        store.finish(store.start("bench", {}), {})
+
+
+def _fail_half_way(result: dict[str, Any]) -> None:
+    result["half"] = 1
+    raise ValueError("no")
+
+
+def test_an_exception_marks_the_run_as_failed(tmp_path: Path) -> None:
+    with Store(tmp_path / "db") as store:
+        with pytest.raises(ValueError, match="no"), store.running("bench", {}) as result:
+            _fail_half_way(result)
+        assert store.all()[0].status == "failed"
+        assert store.all()[0].result == {"half": 1, "error": "ValueError: no"}
+
+
+def test_an_older_file_is_migrated_and_a_newer_one_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = tmp_path / "db"
+    with Store(db) as store:
+        store.start("bench", {"kept": 1})
+    newer = [*store_module.MIGRATIONS, "ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT ''"]
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "MIGRATIONS", newer)
+        with Store(db) as store:
+            assert store.all()[0].setup == {"kept": 1}
+    with pytest.raises(MlapatchError, match="newer mlapatch") as caught:
+        Store(db)
+    assert caught.value.exit is Exit.ENVIRONMENT
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = tmp_path / "db"
+    Store(db).__exit__()
+    bad = [*store_module.MIGRATIONS, "ALTER TABLE runs ADD COLUMN note TEXT; ALTER TABLE nothing ADD COLUMN x"]
+    monkeypatch.setattr(store_module, "MIGRATIONS", bad)
+    with pytest.raises(MlapatchError, match="cannot be used"):
+        Store(db)
+    connection = sqlite3.connect(db)
+    assert "note" not in connection.execute("SELECT sql FROM sqlite_master WHERE name = 'runs'").fetchone()[0]
+    connection.close()
+
+
+def test_what_is_not_a_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "db").write_text("hello, this is not a database at all" * 10)
+    with pytest.raises(MlapatchError, match="cannot be used"):
+        Store(tmp_path / "db")
+
+
+def test_export_and_import(tmp_path: Path) -> None:
+    with Store(tmp_path / "a") as store:
+        store.finish(store.start("bench", {"x": 1}, "stock"), {"y": 2})
+        store.start("trace", {})
+    out = tmp_path / "out.jsonl"
+    runs(export=out, db=tmp_path / "a")
+    assert [json.loads(line)["kind"] for line in out.read_text().splitlines()] == ["bench", "trace"]
+    for added in (2, 0):
+        assert runs(take_in=out, db=tmp_path / "b").data == {"added": added}
+    with Store(tmp_path / "b") as store:
+        assert store.get("stock").result == {"y": 2}
+    (tmp_path / "bad").write_text("{}\n")
+    with pytest.raises(MlapatchError, match="not an export"):
+        runs(take_in=tmp_path / "bad", db=tmp_path / "b")
+
+
+def test_runs_are_found_by_what_people_type(tmp_path: Path) -> None:
+    with Store(tmp_path / "db") as store:
+        for label in ("stock", "patched", "stock"):
+            store.finish(store.start("bench", {}, label), {})
+        assert [store.get(name).id for name in ("1", "stock", "last", "last~1", "patched")] == [1, 3, 3, 2, 2]
+        assert store.get(store.get("2").uid[:6]).id == 2
+        with pytest.raises(MlapatchError, match="no run 'x'"):
+            store.get("x")
+
+
+def metric(*values: float, name: str = "TPOT", better: str = "lower") -> Metric:
+    return Metric("512 in", name, "ms", better, values)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ((70.0, 71.0, 72.0), (5.2, 5.24, 5.26), "better"),
+        ((5.2, 5.24, 5.26), (70.0, 71.0, 72.0), "worse"),
+        ((70.0, 71.0, 73.0), (69.0, 71.9, 72.0), "noise"),
+        ((70.0, 70.1, 70.2), (70.3, 70.4, 70.5), "noise"),
+        ((70.0,), (71.0,), "noise"),
+        ((70.0,), (75.0,), "worse"),
+    ],
+)
+def test_a_change_must_exceed_the_noise(a: tuple[float, ...], b: tuple[float, ...], verdict: str) -> None:
+    assert changes([metric(*a)], [metric(*b)])[0].verdict == verdict
+
+
+def test_throughput_is_better_when_higher() -> None:
+    a, b = metric(216.0, better="higher"), metric(1538.0, better="higher")
+    assert changes([a], [b])[0].verdict == "better"
+
+
+def _bench(store: Store, label: str, pool: int | None, *tpot: float) -> None:
+    server: dict[str, Any] = {"gpu": "NVIDIA H200", "version": "0.5.15.post1"}
+    if pool:
+        server["pool_tokens"] = pool
+    run = store.start("bench", {"server": server, "load": {"repeats": 3}}, label)
+    store.finish(run, {"metrics": [metric(*tpot).as_dict()]})
+
+
+def test_compare_says_what_changed_and_when_it_must_not(tmp_path: Path) -> None:
+    db = tmp_path / "db"
+    with Store(db) as store:
+        _bench(store, "stock", 495_552, 69.8, 70.5, 71.3)
+        _bench(store, "patched", 495_552, 5.23, 5.25, 5.26)
+        _bench(store, "small", 131_072, 20.0, 20.1, 20.2)
+        _bench(store, "unknown", None, 20.0, 20.1, 20.2)
+    data: Any = compare(a="stock", b="patched", db=db).data
+    assert data["comparable"] is True
+    assert data["changes"][0]["verdict"] == "better"
+    assert data["setup"] == []
+    data = compare(a="stock", b="small", db=db).data
+    assert data["comparable"] is False
+    assert "495552 against 131072" in data["obstacles"][0]
+    assert compare(a="stock", b="unknown", db=db).data["comparable"] is False
