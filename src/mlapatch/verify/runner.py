@@ -19,7 +19,9 @@ Result = Literal["pass", "fail", "skip", "stock", "refused"]
 HARNESS = Path(__file__).parent
 """The folder that holds the package `harness`; it goes on the path of the target's interpreter."""
 
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from harness.worker import main; main(sys.argv[2], sys.argv[3])"
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from harness.worker import main; main(sys.argv[2], sys.argv[3])"
+)
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,18 @@ def _read(path: Path, ended: _Ended, timeout_s: float) -> list[ScenarioResult]:
         running = ""
         found.append(
             ScenarioResult(
-                entry["scenario"], entry["result"], entry["max_abs_diff"], entry["detail"], entry["seconds"], entry.get("trace", "")
+                entry["scenario"],
+                entry["result"],
+                entry["max_abs_diff"],
+                entry["detail"],
+                entry["seconds"],
+                entry.get("trace", ""),
             )
         )
     if ended.code is None:
-        found.append(ScenarioResult(running or "start", "fail", None, f"ran past {timeout_s:.0f} s, expected to end", timeout_s))
+        found.append(
+            ScenarioResult(running or "start", "fail", None, f"ran past {timeout_s:.0f} s, expected to end", timeout_s)
+        )
     elif ended.code != 0:
         last = next((line.strip() for line in reversed(ended.errors.splitlines()) if line.strip()), "no message")
         detail = f"the process ended with exit code {ended.code}, expected 0: {last}"

@@ -22,7 +22,7 @@ class Layer:
     `k_scale` is not 1 on purpose: the pool's writes apply no scale, so a read must not either.
     """
 
-    def __init__(self, layer_id: int, ragged: bool = False) -> None:
+    def __init__(self, layer_id: int, ragged: bool = False, device: str = "cpu") -> None:
         self.layer_id = layer_id
         self.tp_q_head_num = HEADS
         self.tp_k_head_num = self.tp_v_head_num = HEADS if ragged else 1
@@ -30,8 +30,7 @@ class Layer:
         self.v_head_dim = V_DIM if ragged else LORA_RANK
         self.scaling = (NOPE_DIM + ROPE_DIM) ** -0.5
         self.logit_cap = 0.0
-        self.k_scale = torch.tensor(0.5)
-        self.v_scale = torch.tensor(0.5)
+        self.k_scale = self.v_scale = torch.tensor(0.5, device=device)
         self.k_scale_float = self.v_scale_float = 0.5
         self.sliding_window_size = -1
         self.is_cross_attention = False
@@ -120,7 +119,9 @@ def make(scenario: Scenario, index: int, slots: torch.Tensor, seed: int, device:
     live = sorted({int(slots[row, p]) for row, n in zip(rows, step.prefix) for p in range(n)})
     content = [torch.randn((len(live), HEAD_DIM), generator=random).bfloat16().to(device) for _ in range(LAYERS)]
     if step.mode == "draft":
-        out_loc = torch.tensor([[int(slots[row, n + i]) for row, n in zip(rows, step.prefix)] for i in range(DRAFT_STEPS)])
+        out_loc = torch.tensor(
+            [[int(slots[row, n + i]) for row, n in zip(rows, step.prefix)] for i in range(DRAFT_STEPS)]
+        )
         positions = torch.tensor(step.prefix)
         forwards, tokens = DRAFT_STEPS - 1, count
     else:

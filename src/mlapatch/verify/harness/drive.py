@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import types
 from dataclasses import dataclass
@@ -12,20 +11,19 @@ from typing import Any
 
 import torch
 
-from . import batch, poison, specs, standins
+from . import batch, poison, recording, replay, specs, standins
 from .batch import DRAFT_STEPS, HEADS, LAYERS, ForwardBatch, Inputs, Layer, Plan
-from .graph import new_graph
-from .pool import HEAD_DIM, LORA_RANK, PACKED_DIM, KVPool, RequestTable, ROPE_DIM
+from .pool import HEAD_DIM, LORA_RANK, PACKED_DIM, ROPE_DIM, KVPool, RequestTable
 from .reads import PoolReads
 from .record import Plan as WrapperPlan
 from .record import Recorder, Run
-from .scenarios import WINDOW, Mode, Scenario, Step
+from .scenarios import WINDOW, Mode, Scenario
 
 CACHES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "packed": torch.float8_e4m3fn}
 SUBCLASSES = {"flashmla": "FlashMLABackend", "cutlass_mla": "CutlassMLABackend", "trtllm_mla": "TRTLLMMLABackend"}
 
 
-class Skip(Exception):  # noqa: N818 - not an error: the release has no such thing
+class Skip(Exception):
     """This release cannot run the scenario; the message says why."""
 
 
@@ -40,16 +38,8 @@ class Taken:
     runs: list[Run]
     reads: set[int]
     allowed: set[int]
-
-
-@dataclass
-class Captured:
-    """A graph, the static tensors that it reads, and the outputs that it writes."""
-
-    graph: Any
-    fb: ForwardBatch
-    inputs: list[list[Inputs]]
-    outputs: list[torch.Tensor]
+    crowded: bool
+    """Whether the requests have more tokens than the pool has slots: then reading the whole pool is the cheaper way."""
 
 
 class Messages(logging.Handler):
@@ -78,6 +68,8 @@ class Side:
         logger.handlers, logger.propagate = [self.messages], False
         logger.setLevel(logging.DEBUG)
         self.module: types.ModuleType = standins.load(path, standins.BACKEND_MODULE)
+        if device != "cpu":
+            recording.fast_plans(self.module, recorder)
         self.modes = self.world.resolve("sglang.srt.model_executor.forward_batch_info", "ForwardMode")
         self.slots = batch.table(scenario, seed)
         width = PACKED_DIM if scenario.cache == "packed" else HEAD_DIM
@@ -85,12 +77,12 @@ class Side:
         self.pool = KVPool(scenario.slots, page, CACHES[scenario.cache], LAYERS, device, width)
         if scenario.cache == "packed":
             self.pool.fill_bytes(batch.generator(seed, scenario.name, -2))
-        self.reads = PoolReads([b for b in self.pool.kv_buffer]) if device == "cpu" else None
-        self.graphs: dict[tuple[str, int], Captured] = {}
+        self.reads = PoolReads(self.pool.kv_buffer) if device == "cpu" else None
+        self.graphs: dict[tuple[str, int], replay.Captured] = {}
         self.stock_names: dict[str, set[str]] | None = None
         self.runner = self._runner(page)
-        self.layers = [Layer(i) for i in range(LAYERS)]
-        self.ragged_layers = [Layer(i, ragged=True) for i in range(LAYERS)]
+        self.layers = [Layer(i, device=device) for i in range(LAYERS)]
+        self.ragged_layers = [Layer(i, ragged=True, device=device) for i in range(LAYERS)]
         self._needs()
 
     def _runner(self, page: int) -> SimpleNamespace:
@@ -146,7 +138,7 @@ class Side:
             self.backend = self.module.FlashInferMLAAttnBackend(self.runner)
         self.parts = list(self.backend.attn_backends) if kind == "draft" else [self.backend]
         if self.scenario.captures:
-            self._capture_all()
+            replay.capture_all(self)
 
     def _subclass(self, kind: str) -> Any:
         path = self.world.package / "srt" / "layers" / "attention" / f"{kind}_backend.py"
@@ -166,24 +158,25 @@ class Side:
         plan = batch.make(self.scenario, index, self.slots, self.seed, self.device)
         self._fill(plan)
         PoolReads.active = None
-        outputs = self._replay(plan) if plan.step.graph else self._eager(plan)
+        outputs = replay.replay(self, plan) if plan.step.graph else self._eager(plan)
         PoolReads.active = None
         plans, runs = self.recorder.take()
         tokens = len(plan.step.prefix) if plan.step.mode == "draft" else sum(plan.step.added())
         reads = self.reads.take() if self.reads else set()
-        return Taken(index, [o.clone() for o in outputs], tokens, plans, runs, reads, self._allowed(plan))
+        after = DRAFT_STEPS if plan.step.mode == "draft" else 0
+        crowded = sum(n + after for n in plan.lens) > self.pool.slots
+        copies = [o.clone() for o in outputs]
+        return Taken(index, copies, tokens, plans, runs, reads, self._allowed(plan, after), crowded)
 
     def _fill(self, plan: Plan) -> None:
         if self.scenario.cache != "packed":
             for layer, content in enumerate(plan.content):
                 self.pool.fill(layer, plan.live, content)
 
-    def _allowed(self, plan: Plan) -> set[int]:
-        """Slots in the page table of the step's requests (and slot 0, which padding reads)."""
-        after = DRAFT_STEPS if plan.step.mode == "draft" else 0
-        return {0} | {
-            int(self.slots[row, p]) for row, n in zip(plan.rows.tolist(), plan.lens) for p in range(n + after)
-        }
+    def _allowed(self, plan: Plan, after: int) -> set[int]:
+        """Slots in the page table of the step's requests, and slot 0, which padding reads."""
+        rows = zip(plan.rows.tolist(), plan.lens)
+        return {0} | {int(self.slots[row, p]) for row, n in rows for p in range(n + after)}
 
     def _eager(self, plan: Plan) -> list[torch.Tensor]:
         step = plan.step
@@ -192,17 +185,19 @@ class Side:
             self.backend.init_forward_metadata(fb)
         if step.pad_after_plan:
             self._pad_after_plan(fb, plan)
-        return self._forward(fb, plan.inputs, poisoned=True)
+        return self.forward(fb, plan.inputs, poisoned=True)
 
     def _pad_after_plan(self, fb: ForwardBatch, plan: Plan) -> None:
         more = plan.step.pad_after_plan
         fb.batch_size += more
         fb.seq_lens = torch.cat((fb.seq_lens, fb.seq_lens.new_ones(more)))
         fb.req_pool_indices = torch.cat((fb.req_pool_indices, fb.req_pool_indices.new_zeros(more)))
-        fb.out_cache_loc = torch.cat((fb.out_cache_loc, fb.out_cache_loc.new_zeros((*fb.out_cache_loc.shape[:-1], more))), dim=-1)
+        fb.out_cache_loc = torch.cat(
+            (fb.out_cache_loc, fb.out_cache_loc.new_zeros((*fb.out_cache_loc.shape[:-1], more))), dim=-1
+        )
         plan.inputs = [[batch.padded(i, i.q.shape[0] + more) for i in forward] for forward in plan.inputs]
 
-    def _forward(self, fb: ForwardBatch, inputs: list[list[Inputs]], poisoned: bool) -> list[torch.Tensor]:
+    def forward(self, fb: ForwardBatch, inputs: list[list[Inputs]], poisoned: bool) -> list[torch.Tensor]:
         """Each forward (one, or one a draft step) through each layer. Poison goes between, except inside a graph."""
         outputs = []
         for i, layers in enumerate(inputs):
@@ -264,26 +259,20 @@ class Side:
 
     def _forward_batch(self, plan: Plan) -> ForwardBatch:
         step, count = plan.step, len(plan.step.prefix)
-        committed = step.mode in ("verify", "dflash", "draft")
-        lens = torch.tensor(step.prefix if committed else plan.lens, dtype=torch.int64)
-        return self._batch(
-            step.mode, count, plan.rows, lens.to(self.device), self._host_lens(step, lens), plan.out_loc, plan.positions,
-            self._spec(step.mode, torch.tensor(step.added(), dtype=torch.int32, device=self.device)), plan,
+        lens = torch.tensor(step.prefix if step.mode in replay.COMMITTED else plan.lens, dtype=torch.int64)
+        return self.batch(
+            step.mode, count, plan.rows, lens.to(self.device), replay.host_lens(step.mode, lens), plan.out_loc, plan.positions,
+            self.spec(step.mode, torch.tensor(step.added(), dtype=torch.int32, device=self.device)), plan,
         )  # fmt: skip
 
-    @staticmethod
-    def _host_lens(step: Step, lens: torch.Tensor) -> torch.Tensor:
-        """A DFLASH verify's host lengths include the window (0.5.19 and later say so at `_build_fast_verify_plan_kwargs`)."""
-        return lens + WINDOW if step.mode == "dflash" else lens
-
-    def _spec(self, mode: Mode, added: torch.Tensor) -> Any:
+    def spec(self, mode: Mode, added: torch.Tensor) -> Any:
         if mode in ("verify", "dflash"):
             return specs.verify(self.world, WINDOW, self.device, mode == "dflash")
         if mode in ("draft_extend", "draft_extend_v2"):
             return specs.draft_extend(self.world, added, WINDOW)
         return specs.draft(self.world) if mode == "draft" else None
 
-    def _batch(
+    def batch(
         self, mode: Mode, count: int, rows: torch.Tensor, lens: torch.Tensor, host: torch.Tensor, out_loc: torch.Tensor,
         positions: torch.Tensor, spec: Any, plan: Plan | None = None,
     ) -> ForwardBatch:  # fmt: skip
@@ -301,93 +290,3 @@ class Side:
             seq_lens_sum=int(lens.sum()), out_cache_loc=out_loc, positions=positions, spec_info=spec,
             token_to_kv_pool=self.pool, req_to_token_pool=self.runner.req_to_token_pool, attn_backend=self.backend, **fields,
         )  # fmt: skip
-
-    # -- graphs -----------------------------------------------------------------------------------------------------
-
-    def _capture_all(self) -> None:
-        most = max(bs for _, bs in self.scenario.captures)
-        init = self.backend.init_cuda_graph_state
-        takes_tokens = "max_num_tokens" in inspect.signature(init).parameters
-        init(most, most * WINDOW) if takes_tokens else init(most)
-        if self.scenario.cache != "packed":
-            for layer in range(LAYERS):
-                none = torch.zeros(0, dtype=torch.int64, device=self.device)
-                self.pool.fill(layer, none, torch.zeros((0, HEAD_DIM), device=self.device))
-        for mode, bs in self.scenario.captures:
-            self.graphs[mode, bs] = self._capture(mode, bs)
-
-    def _fill_value(self) -> int:
-        return int(self.parts[0].get_cuda_graph_seq_len_fill_value())
-
-    def _capture(self, mode: Mode, bs: int) -> Captured:
-        """As SGLang's graph runners do: every request a dummy of the fill length in row 0, warm up, then capture."""
-        window = WINDOW if mode in ("verify", "dflash", "draft_extend") else 1
-        tokens, forwards = bs * window, (DRAFT_STEPS - 1 if mode == "draft" else 1)
-        kind = {"dtype": torch.int64, "device": self.device}
-        lens = torch.full((bs,), max(self._fill_value(), 1), **kind)  # type: ignore[arg-type]
-        shape = (DRAFT_STEPS, bs) if mode == "draft" else (tokens,)
-        added = torch.full((bs,), window, dtype=torch.int32, device=self.device)
-        fb = self._batch(
-            mode, bs, torch.zeros(bs, **kind), lens, lens.cpu().clone(), torch.zeros(shape, **kind),  # type: ignore[arg-type]
-            torch.ones(tokens, **kind), self._spec(mode, added),  # type: ignore[arg-type]
-        )  # fmt: skip
-        inputs = [[self._static(tokens) for _ in range(LAYERS)] for _ in range(forwards)]
-        self._capture_metadata(fb, bs, tokens)
-        for _ in range(2 if self.device != "cpu" else 1):
-            self._forward(fb, inputs, poisoned=True)
-        graph = new_graph(self.device)
-        return Captured(graph, fb, inputs, graph.capture(lambda: self._forward(fb, inputs, poisoned=False)))
-
-    def _static(self, tokens: int) -> Inputs:
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros((tokens, *shape), dtype=torch.bfloat16, device=self.device)
-
-        k = zeros(1, LORA_RANK)
-        return Inputs(zeros(HEADS, LORA_RANK), k, k, zeros(HEADS, ROPE_DIM), zeros(1, ROPE_DIM))
-
-    def _capture_metadata(self, fb: ForwardBatch, bs: int, tokens: int) -> None:
-        if hasattr(self.backend, "init_forward_metadata_out_graph"):
-            self.backend.init_forward_metadata_out_graph(fb, in_capture=True)
-        elif self.scenario.backend == "draft":
-            self.backend.init_forward_metadata_capture_cuda_graph(fb)
-        else:
-            self.backend.init_forward_metadata_capture_cuda_graph(
-                bs, tokens, fb.req_pool_indices, fb.seq_lens, None, fb.forward_mode, fb.spec_info
-            )
-
-    def _replay(self, plan: Plan) -> list[torch.Tensor]:
-        mode = "decode" if plan.step.mode == "idle" else plan.step.mode
-        captured = self.graphs[mode, plan.step.graph]
-        bs, count, fb = plan.step.graph, len(plan.step.prefix), captured.fb
-        committed = mode in ("verify", "dflash", "draft")
-        lens = torch.tensor(plan.step.prefix if committed else plan.lens, dtype=torch.int64)
-        fill = self._fill_value()
-        host = torch.cat((lens, torch.full((bs - count,), fill, dtype=torch.int64)))
-        fb.seq_lens.copy_(host)
-        fb.req_pool_indices.zero_()[:count] = plan.rows
-        fb.out_cache_loc.zero_()[..., : plan.out_loc.shape[-1]] = plan.out_loc
-        fb.positions.fill_(fill)[: plan.positions.numel()] = plan.positions
-        for static, given in zip(captured.inputs, plan.inputs, strict=True):
-            for into, one in zip(static, given, strict=True):
-                for a, b in zip(into.tensors(), one.tensors(), strict=True):
-                    a.zero_()[: b.shape[0]] = b
-        added = torch.tensor([*plan.step.added(), *[1] * (bs - count)], dtype=torch.int32, device=self.device)
-        view = self._batch(
-            mode, bs, fb.req_pool_indices, fb.seq_lens, self._host_lens(plan.step, host), fb.out_cache_loc, fb.positions,
-            self._spec(mode, added),
-        )  # fmt: skip
-        self._replay_metadata(view, bs)
-        self.poison()
-        PoolReads.active = self.reads
-        captured.graph.replay()
-        return captured.outputs
-
-    def _replay_metadata(self, fb: ForwardBatch, bs: int) -> None:
-        if hasattr(self.backend, "init_forward_metadata_out_graph"):
-            self.backend.init_forward_metadata_out_graph(fb)
-        elif self.scenario.backend == "draft":
-            self.backend.init_forward_metadata_replay_cuda_graph(fb, bs)
-        else:
-            self.backend.init_forward_metadata_replay_cuda_graph(
-                bs, fb.req_pool_indices, fb.seq_lens, fb.seq_lens_sum, None, fb.forward_mode, fb.spec_info, fb.seq_lens_cpu
-            )

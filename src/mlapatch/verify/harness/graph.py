@@ -37,7 +37,9 @@ class Log(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name
         if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
-            raise CaptureError(f"operation not permitted when stream is capturing: {name} needs the device's values on the host")
+            raise CaptureError(
+                f"operation not permitted when stream is capturing: {name} needs the device's values on the host"
+            )
         result = func(*args, **kwargs)
         returns = func._schema.returns
         if name in _EMPTY:

@@ -12,6 +12,8 @@ import torch
 from .device import fill_nan
 
 _DEPTH = 6
+_SMALLEST = 64
+"""Fewer elements than this are constants, not a workspace."""
 
 
 def poison(module: types.ModuleType, objects: Iterable[tuple[object, set[str]]], spared: set[int]) -> int:
@@ -30,7 +32,11 @@ def poison(module: types.ModuleType, objects: Iterable[tuple[object, set[str]]],
                 found.extend(_tensors(value, module.__name__, seen, _DEPTH))
     filled = 0
     for tensor in found:
-        if tensor.untyped_storage().data_ptr() not in spared and tensor.is_floating_point():
+        if (
+            tensor.untyped_storage().data_ptr() not in spared
+            and tensor.is_floating_point()
+            and tensor.numel() >= _SMALLEST
+        ):
             fill_nan(tensor)
             filled += 1
     return filled

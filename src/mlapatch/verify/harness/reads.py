@@ -18,7 +18,7 @@ class PoolReads:
         self.slots: set[int] = set()
 
     def note(self, pointers: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> None:
-        address = pointers[mask.astype(bool)] if mask.shape == pointers.shape else pointers.ravel()
+        address = pointers[mask] if mask.shape == pointers.shape else pointers.ravel()
         for base, size, row in self._ranges:
             offset = address.astype(np.int64) - base
             inside = offset[(offset >= 0) & (offset < size)]
@@ -31,15 +31,24 @@ class PoolReads:
 
 
 def trace_interpreter() -> None:
-    """Reports each load of the interpreter to the active collector."""
+    """Reports each load of the interpreter to the active collector.
+
+    Also lets masks be what they are on a GPU: Triton 3.9 gives a scalar condition that is spread over a block the type int32, and then
+    refuses it as a mask.
+    """
     from triton.runtime import interpreter
 
     builder: Any = interpreter.InterpreterBuilder
-    masked = builder.create_masked_load
+    masked_load, masked_store = builder.create_masked_load, builder.create_masked_store
 
-    def traced(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+    def load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        mask.data = mask.data.astype(bool)
         if PoolReads.active is not None:
             PoolReads.active.note(ptrs.data, mask.data)
-        return masked(self, ptrs, mask, *rest)
+        return masked_load(self, ptrs, mask, *rest)
 
-    builder.create_masked_load = traced
+    def store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        mask.data = mask.data.astype(bool)
+        return masked_store(self, ptrs, value, mask, *rest)
+
+    builder.create_masked_load, builder.create_masked_store = load, store

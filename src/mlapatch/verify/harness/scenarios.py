@@ -108,7 +108,9 @@ SCENARIOS: tuple[Scenario, ...] = (
         context=520,
         captures=(("decode", 1),),
     ),
-    Scenario("decode-length-131072", (_decode(131071), _decode(12, 131071)), slots=132096, context=131080, cuda_only=True),
+    Scenario(
+        "decode-length-131072", (_decode(131071), _decode(12, 131071)), slots=132096, context=131080, cuda_only=True
+    ),
     Scenario("idle-after-decode", (_decode(5, 17), Step("idle", ()), _decode(8), Step("idle", ()), _decode(2, 3, 4))),
     Scenario(
         "idle-between-replays",
@@ -146,7 +148,9 @@ SCENARIOS: tuple[Scenario, ...] = (
         ),
         captures=(("draft_extend", 2),),
     ),
-    Scenario("draft-extend-v2", (Step("draft_extend_v2", (9, 20), new=WINDOW), Step("draft_extend_v2", (31,), new=WINDOW))),
+    Scenario(
+        "draft-extend-v2", (Step("draft_extend_v2", (9, 20), new=WINDOW), Step("draft_extend_v2", (31,), new=WINDOW))
+    ),
     Scenario("draft-eager", (Step("draft", (9, 20)), Step("draft", (33,)), Step("draft", (2, 14, 5))), backend="draft"),
     Scenario(
         "draft-dp-padded",

@@ -5,7 +5,6 @@ stand-ins honest without a table of versions.
 """
 
 from __future__ import annotations
-
 import __future__ as future
 
 import ast
@@ -24,7 +23,7 @@ class MissingDefinition(LookupError):
     """The release defines no such name where it was looked for."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -86,7 +85,9 @@ def _execute(package: Path, module: str, node: ast.stmt, name: str, resolve: Res
     assert path is not None
     tree = parse(path)
     namespace: dict[str, Any] = {"__name__": module, "__builtins__": builtins}
-    imported = {bound: (source, original) for bound, source, original in _imported(tree, module, path.name == "__init__.py")}
+    imported = {
+        bound: (source, original) for bound, source, original in _imported(tree, module, path.name == "__init__.py")
+    }
     for used in sorted(_names(node) - {name}):
         if hasattr(builtins, used):
             continue
@@ -94,7 +95,9 @@ def _execute(package: Path, module: str, node: ast.stmt, name: str, resolve: Res
             namespace[used] = _import(*imported[used])
         elif used in imported:
             namespace[used] = resolve(*imported[used])
-        elif any(isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name == used for n in tree.body) or _assigned(tree, used):
+        elif any(isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name == used for n in tree.body) or _assigned(
+            tree, used
+        ):
             namespace[used] = resolve(module, used)
     code = compile(ast.Module([node], []), str(path), "exec", flags=future.annotations.compiler_flag, dont_inherit=True)
     exec(code, namespace)
@@ -107,7 +110,10 @@ def _import(source: str, original: str) -> Any:
 
 
 def _assigned(tree: ast.Module, name: str) -> bool:
-    return any(isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in n.targets) for n in tree.body)
+    return any(
+        isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)
+        for n in tree.body
+    )
 
 
 def _imported(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[str, str, str]]:
@@ -121,7 +127,11 @@ def _imported(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple
                 yield alias.asname or alias.name, source, alias.name
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.asname or alias.name.split(".")[0], alias.name if alias.asname else alias.name.split(".")[0], ""
+                yield (
+                    alias.asname or alias.name.split(".")[0],
+                    alias.name if alias.asname else alias.name.split(".")[0],
+                    "",
+                )
 
 
 class _WithoutAnnotations(ast.NodeVisitor):

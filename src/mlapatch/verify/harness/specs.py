@@ -63,7 +63,14 @@ def verify(world: World, window: int, device: str, dflash: bool) -> Any:
 
 def draft_extend(world: World, accepted: torch.Tensor, window: int) -> Any:
     """A draft extend in which request r gained `accepted[r]` tokens (int32)."""
-    spec = make(world, "EagleDraftInput", accept_length=accepted, num_tokens_per_req=window, num_tokens_per_batch=window)
+    extends = hasattr(world.names["EagleDraftExtendInput"], "generate_attn_arg_prefill")
+    spec = make(
+        world,
+        "EagleDraftExtendInput" if extends else "EagleDraftInput",
+        accept_length=accepted,
+        num_tokens_per_req=window,
+        num_tokens_per_batch=window,
+    )
     spec.num_correct_drafts = spec.num_accept_tokens = accepted
     return spec
 

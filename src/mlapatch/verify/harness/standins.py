@@ -69,6 +69,8 @@ class _Unavailable(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in _Finder.world.names:  # it was a module
+            return _Finder.world.names[name]
         raise StandInMissing(f"{cls.__module__}.{cls.__name__}.{name}: the harness has no stand-in for it")
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -166,12 +168,14 @@ def make_world(package: Path, device: str, flags: dict[str, Any], classes: dict[
         "dcp_enabled": lambda: dcp > 1,
         "envs": _Envs(device),
         "generate_draft_decode_kv_indices": indices.DraftIndices(_draft_parameters(package)),
+        "get_attention_dcp_rank": lambda: 0,
         "get_attention_dcp_world_size": lambda: dcp,
         "get_attention_tp_size": lambda: 1,
         "get_buffer": get_buffer,
         "get_cuda_graph_max_batch_size": lambda n: n,
         "get_dcp_rank": lambda: 0,
         "get_dcp_world_size": lambda: dcp,
+        "get_device_sm_count": lambda *_: 2,
         "get_disagg": lambda: args,
         "get_exec": lambda: SimpleNamespace(kernel=args),
         "get_global_server_args": lambda: args,

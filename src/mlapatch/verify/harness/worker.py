@@ -1,11 +1,12 @@
 """The child process: reads a job, runs each scenario on both sides, and appends one JSON line a result.
 
-    python -c "import sys; sys.path.insert(0, FOLDER); from harness.worker import main; main(JOB, RESULTS)"
+python -c "import sys; sys.path.insert(0, FOLDER); from harness.worker import main; main(JOB, RESULTS)"
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 import traceback
@@ -21,8 +22,8 @@ from .drive import Side, Skip, Taken
 from .record import Recorder
 from .scenarios import SCENARIOS, Scenario
 
-KEEPS_STOCK = re.compile(r"\bstock\b", re.IGNORECASE)
-"""A log line of the patched module with this word says that it keeps stock behaviour in this scenario."""
+KEEPS_STOCK = re.compile(r"\bkeep\w* (SGLang's|stock)", re.IGNORECASE)
+"""A log line of the patched module like this says that it keeps stock behaviour in this scenario."""
 FLAGS = (re.compile(r"--(nsa|dsa)-prefill-backend"), re.compile(r"--(nsa|dsa)-decode-backend"))
 """What a refusal of the packed pool must name."""
 
@@ -43,7 +44,7 @@ class Job:
     only: list[str]
 
 
-class Raised(Exception):  # noqa: N818 - carries an error of the code under test
+class Raised(Exception):
     """The code under test raised; where, and what."""
 
     def __init__(self, where: str, error: BaseException) -> None:
@@ -60,6 +61,7 @@ def main(job_file: str, results_file: str) -> None:
         raw["flashinfer"], raw["only"],
     )  # fmt: skip
     torch.set_num_threads(1)
+    os.environ.setdefault("SGLANG_ENABLE_TORCH_COMPILE", "0")  # 0.4.6 reads it at import
     device.install(job.device)
     standins.install(job.flashinfer if job.device == "cpu" else None)
     if job.device == "cpu":
@@ -91,7 +93,9 @@ def judge(job: Job, scenario: Scenario) -> dict[str, Any]:
     except Raised as raised:
         if isinstance(raised.error, standins.StandInMissing):
             return _result("skip", str(raised.error))
-        return _result("fail", f"stock cannot run this scenario, so nothing can be said of the patch: {raised}", trace=raised.trace)
+        return _result(
+            "fail", f"stock cannot run this scenario, so nothing can be said of the patch: {raised}", trace=raised.trace
+        )
     names = {key: set(vars(value)) for key, value in stock_side.objects().items()}
     try:
         patched_side, patched = _drive(job, scenario, job.patched, names)
@@ -115,7 +119,15 @@ def _drive(job: Job, scenario: Scenario, path: Path, names: dict[str, set[str]] 
 def _side(job: Job, scenario: Scenario, path: Path, recorder: Recorder) -> Side:
     from . import wrappers
 
-    return Side(scenario, path, job.package, job.device, job.seed, wrappers.classes(recorder, job.device, job.flashinfer), recorder)
+    return Side(
+        scenario,
+        path,
+        job.package,
+        job.device,
+        job.seed,
+        wrappers.classes(recorder, job.device, job.flashinfer),
+        recorder,
+    )
 
 
 def _guard(where: str, action: Callable[[], Result]) -> Result:
@@ -154,11 +166,15 @@ def _refusal(job: Job, scenario: Scenario) -> dict[str, Any]:
         text = str(raised.error)
         missing = [flag.pattern for flag in FLAGS if not flag.search(text)]
         if missing:
-            return _result("fail", f"expected a refusal that names {' and '.join(missing)}, found {raised}", trace=raised.trace)
+            return _result(
+                "fail", f"expected a refusal that names {' and '.join(missing)}, found {raised}", trace=raised.trace
+            )
         if not raised.where.startswith("construction"):
             return _result("fail", f"refused only at {raised.where}, expected at start: {text}")
         return _result("refused", text)
-    return _result("fail", "read a pool of 656-byte packed rows, expected a refusal at start that names both flags to change")
+    return _result(
+        "fail", "read a pool of 656-byte packed rows, expected a refusal at start that names both flags to change"
+    )
 
 
 def _result(result: str, detail: str, largest: float | None = None, trace: str = "") -> dict[str, Any]:

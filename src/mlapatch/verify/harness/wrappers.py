@@ -20,7 +20,7 @@ import torch
 
 from .device import CAPABILITY
 from .graph import launch
-from .record import Plan, Recorder, Run, ints
+from .record import Plan, Recorder, Run, ints, slots_of
 
 _KV_DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
@@ -68,9 +68,7 @@ class _PlanCall:
         causal: bool,
     ) -> list[int]:
         details = self._module.take_details()
-        plan = Plan(
-            ints(qo_indptr), ints(kv_indptr), ints(kv_lens), num_heads, causal, fast=not details, **details
-        )
+        plan = Plan(ints(qo_indptr), ints(kv_indptr), ints(kv_lens), num_heads, causal, fast=not details, **details)
         self._module.write(int_workspace, plan)
         return [head_dim_o]
 
@@ -194,7 +192,9 @@ def mla_wrapper(recorder: Recorder, version: tuple[int, int]) -> type:
             if out is None:
                 out = torch.empty_like(q_nope)
             elif out.shape != q_nope.shape or out.dtype != q_nope.dtype:
-                raise ValueError(f"out must be {tuple(q_nope.shape)} {q_nope.dtype}, got {tuple(out.shape)} {out.dtype}")
+                raise ValueError(
+                    f"out must be {tuple(q_nope.shape)} {q_nope.dtype}, got {tuple(out.shape)} {out.dtype}"
+                )
             if return_lse and lse is None:
                 lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=self.device)
             indices = self._planned_kv_indices_buf if version >= (0, 7) else self._kv_indices_buf
@@ -202,7 +202,12 @@ def mla_wrapper(recorder: Recorder, version: tuple[int, int]) -> type:
             cache = (ckv_cache, kpe_cache)
             query, causal, scale, base_e = (q_nope, q_pe), self._causal, self._sm_scale, return_lse_base_on_e
             workspace, result, sums = self._int_workspace_buffer, out, lse
-            launch(lambda: _attend(recorder, workspace, indices, query, cache, scales, result, sums, causal, scale, base_e))
+            page = self._page_size
+            launch(
+                lambda: _attend(
+                    recorder, workspace, indices, page, query, cache, scales, result, sums, causal, scale, base_e
+                )
+            )
             return (out, lse) if return_lse and lse is not None else out
 
     return BatchMLAPagedAttentionWrapper
@@ -252,6 +257,7 @@ def _attend(
     recorder: Recorder,
     workspace: torch.Tensor,
     indices: torch.Tensor,
+    page_size: int,
     query: tuple[torch.Tensor, torch.Tensor],
     cache: tuple[torch.Tensor, torch.Tensor],
     scales: tuple[float, float],
@@ -266,20 +272,15 @@ def _attend(
     count = numbers[0]
     qo, kv = numbers[1 : count + 2], numbers[count + 2 : 2 * count + 3]
     lens = numbers[2 * count + 3 : 3 * count + 3]
-    slots: list[torch.Tensor] = []
+    slots = slots_of(indices, kv[:count], lens, page_size)
+    cache = (cache[0].reshape(-1, cache[0].shape[-1]), cache[1].reshape(-1, cache[1].shape[-1]))
     rows: list[torch.Tensor] = []
-    for r in range(count):
-        first, n = kv[r], lens[r]
-        where = indices[first : first + n].long()
-        if where.numel() != n or (n and (int(where.min()) < 0 or int(where.max()) >= cache[0].shape[0])):
-            raise IndexError(
-                f"request {r}: {n} slots planned from entry {first}, found {where.numel()} in 0..{cache[0].shape[0] - 1}"
-                f" among {ints(where[:4])}..."
-            )
+    for r, (n, where) in enumerate(zip(lens, slots)):
+        if n and (int(where.min()) < 0 or int(where.max()) >= cache[0].shape[0]):
+            raise IndexError(f"request {r}: a planned slot is outside 0..{cache[0].shape[0] - 1}: {ints(where[:4])}...")
         # The kernel goes by strides: a cache wider than the head is read as if it were not, without an error.
-        nope, rope = (c[where, 0, : q.shape[-1]].float() * s for c, q, s in zip(cache, query, scales))
+        nope, rope = (c[where, : q.shape[-1]].float() * s for c, q, s in zip(cache, query, scales))
         keys = torch.cat((nope, rope), dim=-1)
-        slots.append(where)
         rows.append(keys)
         for t in range(qo[r], qo[r + 1]):
             visible = n - (qo[r + 1] - 1 - t) if causal else n
