@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mlapatch.cli import run as run_verb
-from mlapatch.cli.options import AsJson
+from mlapatch.cli.options import AsJson, PythonExe, SglangPath
 
 Panel = "Measure"
 
@@ -18,6 +18,7 @@ Db = Annotated[
         "--db", envvar="MLAPATCH_DB", metavar="FILE", help="Where runs are kept (default: the user's data folder)."
     ),
 ]
+Keep = Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the run for compare and report.")]
 Label = Annotated[str, typer.Option("--label", metavar="NAME", help="A name for this run, for compare and report.")]
 
 
@@ -95,6 +96,70 @@ def _trace(
     run_verb(lambda: trace(files=files, layers=layers, steps=steps, tokens=tokens, top=top), as_json=as_json)
 
 
+def _bench(
+    url: Annotated[str, typer.Option("--url", help="The server.")] = "http://127.0.0.1:30000",
+    api: Annotated[str, typer.Option("--api", help="auto, sglang (/generate) or openai (/v1/completions).")] = "auto",
+    key: Annotated[str | None, typer.Option("--api-key", envvar="MLAPATCH_API_KEY", help="Sent as a bearer.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The model's name, where the server has several.")
+    ] = None,
+    inputs: Annotated[
+        list[int] | None,
+        typer.Option("--input", "-i", metavar="TOKENS", help="Prompt length; repeatable; default 512."),
+    ] = None,
+    output: Annotated[int, typer.Option("--output", "-o", metavar="TOKENS", help="Answer length.")] = 128,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option("--concurrency", "-c", metavar="N", help="Streams at once; repeatable; default 1."),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", "-r", help="Measured repeats of each case.")] = 3,
+    requests: Annotated[int | None, typer.Option("--requests", help="Requests a repeat; default: -c.")] = None,
+    shared_prefix: Annotated[int, typer.Option("--shared-prefix", metavar="TOKENS", help="Common beginning.")] = 0,
+    warmup: Annotated[int, typer.Option("--warmup", help="Unmeasured repeats, with 8 output tokens.")] = 1,
+    flush_cache: Annotated[bool, typer.Option("--flush-cache", help="Empty the radix cache before a case.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Send words, for endpoints that take no token ids.")] = False,
+    vocabulary: Annotated[int, typer.Option("--vocabulary", help="Token ids are below this.")] = 31_000,
+    seed: Annotated[int, typer.Option("--seed", help="Same prompts each time; they then hit the radix cache.")] = 0,
+    label: Label = "",
+    keep: Keep = True,
+    db: Db = None,
+    sglang: SglangPath = None,
+    python: PythonExe = None,
+    as_json: AsJson = False,
+) -> None:
+    """TPOT, TTFT, ITL and tok/s of a running server.
+
+    Example: mlapatch bench --url http://127.0.0.1:30000 -i 512 -i 8192 -c 1 -c 16 --label stock
+    """
+    from mlapatch.commands.bench import bench
+
+    run_verb(
+        lambda: bench(
+            url=url,
+            api=api,
+            key=key,
+            model=model,
+            inputs=inputs or [512],
+            output=output,
+            concurrency=concurrency or [1],
+            repeats=repeats,
+            requests=requests,
+            shared_prefix=shared_prefix,
+            warmup=warmup,
+            flush_cache=flush_cache,
+            text=text,
+            vocabulary=vocabulary,
+            seed=seed,
+            label=label,
+            keep=keep,
+            db=db,
+            sglang=sglang,
+            python=python,
+        ),
+        as_json=as_json,
+    )
+
+
 def _runs(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Show one: its number, label, or last~1.")] = None,
     kind: Annotated[str | None, typer.Option("--kind", help="bench, profile, trace, launch or verify.")] = None,
@@ -139,5 +204,6 @@ def register(app: typer.Typer) -> None:
     """Add the measuring verbs to the application."""
     app.command("estimate", rich_help_panel=Panel)(_estimate)
     app.command("trace", rich_help_panel=Panel)(_trace)
+    app.command("bench", rich_help_panel=Panel)(_bench)
     app.command("runs", rich_help_panel=Panel)(_runs)
     app.command("compare", rich_help_panel=Panel)(_compare)

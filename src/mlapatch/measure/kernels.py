@@ -11,7 +11,7 @@ IDLE = "GPU idle"
 # The first that matches wins, so the more telling words come first.
 _FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("copies, elementwise", re.compile(r"at::native::\w*elementwise_kernel")),
-    ("mlapatch", re.compile(r"mlapatch|active_cast|cast_active|gather_cast|fused_decode")),
+    ("mlapatch", re.compile(r"mlapatch|cast_slots|active_cast|cast_active|gather_cast|fused_decode")),
     ("communication", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|_shot_", re.I)),
     ("norm, rope", re.compile(r"rms_?norm|layer_?norm|fused_add|rope|rotary", re.I)),
     ("MoE", re.compile(r"moe|expert|topk_gating|grouped_topk|GroupProblem", re.I)),
