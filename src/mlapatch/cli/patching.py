@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command()(apply)
     app.command()(revert)
     app.command()(diff)
+    app.command()(verify)
     app.command()(demo)
 
 
@@ -130,3 +131,42 @@ def demo(
     from mlapatch.commands.demo import demo as verb
 
     run(lambda: verb(release=release))
+
+
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Patches by name.")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="Where to run both.")] = "cpu",
+    installed: Annotated[bool, typer.Option("--installed", help="Judge the bytes on disk instead.")] = False,
+    scenario: Annotated[
+        list[str] | None, typer.Option("--scenario", metavar="NAME", help="Only this scenario. Repeatable.")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For each patch.")] = 600.0,
+    sglang: SglangPath = None,
+    python: PythonExe = None,
+    patches: PatchesDirs = None,
+    json: AsJson = False,
+) -> None:
+    """Run stock and patched code side by side and compare what they compute. This executes both.
+
+    Example: mlapatch verify active-cast --device cpu
+    """
+    from typing import cast
+
+    from mlapatch.commands.verify import Device
+    from mlapatch.commands.verify import verify as verb
+
+    if device not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"--device is cpu or cuda, not {device}")
+    run(
+        lambda: verb(
+            names or (),
+            device=cast("Device", device),
+            installed=installed,
+            scenarios=scenario or (),
+            timeout_s=timeout,
+            sglang=sglang,
+            python=python,
+            patches=patches,
+        ),
+        as_json=json,
+    )

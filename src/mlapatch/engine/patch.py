@@ -105,6 +105,7 @@ class Patch:
     after: tuple[str, ...] = ()
     upstream: tuple[str, ...] = ()
     remove_when: str = ""
+    arithmetic: str = "stock"  # "stock": results are bit-identical to SGLang's; "own": judged against float64
     digest: str = ""
     raw: str = ""  # canonical JSON of everything above: what the digest covers, kept with the state for revert
 
@@ -216,7 +217,7 @@ def _requires(table: Mapping[str, Any], where: str) -> Requires:
 
 KEYS = (
     "name", "summary", "target", "sglang", "sglang-reason", "excludes", "after", "upstream", "remove-when",
-    "requires", "edit", "post", "superseded",
+    "arithmetic", "requires", "edit", "post", "superseded",
 )  # fmt: skip
 
 
@@ -245,6 +246,9 @@ def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: 
     fixes = _need(table, "superseded", list, where, [])
     if not edits or not posts:
         raise PatchFormError(f"{where}: at least one [[edit]] and one [[post]] are needed")
+    arithmetic = str(_need(table, "arithmetic", str, where, "stock"))
+    if arithmetic not in ("stock", "own"):
+        raise PatchFormError(f"{where}: 'arithmetic' must be 'stock' or 'own', found '{arithmetic}'")
     canonical = json.dumps({"table": table, "snippets": dict(snippets)}, sort_keys=True, ensure_ascii=True)
     return Patch(
         name=name,
@@ -260,6 +264,7 @@ def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: 
         after=_strings(table, "after", where),
         upstream=_strings(table, "upstream", where),
         remove_when=str(_need(table, "remove-when", str, where, "")),
+        arithmetic=arithmetic,
         digest=hashlib.sha256(canonical.encode()).hexdigest(),
         raw=canonical,
     )

@@ -173,7 +173,7 @@ def fill_statements(
         raise PatternError(f"the inserted code is not Python: {error}") from None
     if not module.body:
         raise PatternError("the inserted code has no statement")
-    body = list(module.body)
+    body: list[cst.BaseStatement] = list(module.body)
     if bindings:
         body = [cast("cst.BaseStatement", statement.visit(_Fill(bindings))) for statement in body]
     first = cast("cst.SimpleStatementLine", body[0])
