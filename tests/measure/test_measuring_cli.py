@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 import typer
@@ -14,13 +14,10 @@ from mlapatch.cli import measuring
 from tests.measure.fake_server import Behaviour, serve
 from tests.measure.synthetic import Scene
 
-if TYPE_CHECKING:
-    from click.testing import Result
-
 VERBS = ("estimate", "trace", "profile", "bench", "runs", "compare", "report")
 
 
-def invoke(*arguments: object) -> Result:
+def invoke(*arguments: object) -> Any:
     app = typer.Typer(pretty_exceptions_enable=False)
     measuring.register(app)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])

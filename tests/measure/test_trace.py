@@ -12,8 +12,8 @@ from mlapatch.errors import MlapatchError
 from tests.measure.synthetic import ACTIVE, Scene
 
 
-def run(path: Path, scene: Scene, **options: int) -> dict[str, Any]:
-    data: Any = trace(files=[scene.write(path / "1.5-TP-0.trace.json.gz")], **options).data
+def run(path: Path, scene: Scene, tokens: int | None = None) -> dict[str, Any]:
+    data: Any = trace(files=[scene.write(path / "1.5-TP-0.trace.json.gz")], tokens=tokens).data
     return dict(data["ranks"][0])
 
 

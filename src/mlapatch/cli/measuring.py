@@ -18,6 +18,7 @@ Db = Annotated[
         "--db", envvar="MLAPATCH_DB", metavar="FILE", help="Where runs are kept (default: the user's data folder)."
     ),
 ]
+Top = Annotated[int, typer.Option("--top", help="Kernels to list.")]
 Keep = Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the run for compare and report.")]
 Label = Annotated[str, typer.Option("--label", metavar="NAME", help="A name for this run, for compare and report.")]
 
@@ -84,7 +85,10 @@ def _trace(
     layers: Annotated[int | None, typer.Option("--layers", help="MLA layers, where the steps cannot be told.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Decode steps that were profiled.")] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", help="Slots of the pool, to check the cast's size.")] = None,
-    top: Annotated[int, typer.Option("--top", help="Kernels to list.")] = 12,
+    top: Top = 12,
+    label: Label = "",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep it as a run, for compare and report.")] = False,
+    db: Db = None,
     as_json: AsJson = False,
 ) -> None:
     """Where a decode step's time goes, and the KV-pool cast in it.
@@ -93,7 +97,10 @@ def _trace(
     """
     from mlapatch.commands.trace import trace
 
-    run_verb(lambda: trace(files=files, layers=layers, steps=steps, tokens=tokens, top=top), as_json=as_json)
+    run_verb(
+        lambda: trace(files=files, layers=layers, steps=steps, tokens=tokens, top=top, label=label, keep=keep, db=db),
+        as_json=as_json,
+    )
 
 
 def _bench(
@@ -105,12 +112,12 @@ def _bench(
     ] = None,
     inputs: Annotated[
         list[int] | None,
-        typer.Option("--input", "-i", metavar="TOKENS", help="Prompt length; repeatable; default 512."),
+        typer.Option("--input", "-i", metavar="TOKENS", help="Prompt length (512); repeatable."),
     ] = None,
     output: Annotated[int, typer.Option("--output", "-o", metavar="TOKENS", help="Answer length.")] = 128,
     concurrency: Annotated[
         list[int] | None,
-        typer.Option("--concurrency", "-c", metavar="N", help="Streams at once; repeatable; default 1."),
+        typer.Option("--concurrency", "-c", metavar="N", help="Streams at once (1); repeatable."),
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", "-r", help="Measured repeats of each case.")] = 3,
     requests: Annotated[int | None, typer.Option("--requests", help="Requests a repeat; default: -c.")] = None,
@@ -150,6 +157,56 @@ def _bench(
             text=text,
             vocabulary=vocabulary,
             seed=seed,
+            label=label,
+            keep=keep,
+            db=db,
+            sglang=sglang,
+            python=python,
+        ),
+        as_json=as_json,
+    )
+
+
+def _profile(
+    url: Annotated[str, typer.Option("--url", help="The server, an SGLang.")] = "http://127.0.0.1:30000",
+    key: Annotated[str | None, typer.Option("--api-key", envvar="MLAPATCH_API_KEY", help="Sent as a bearer.")] = None,
+    steps: Annotated[int, typer.Option("--steps", help="Decode steps to record.")] = 8,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Record host activity too; it slows eager servers.")] = False,
+    input_tokens: Annotated[int, typer.Option("--input", "-i", metavar="TOKENS", help="Prompt length.")] = 512,
+    output: Annotated[int, typer.Option("--output", "-o", metavar="TOKENS", help="Answer length.")] = 256,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", metavar="N", help="Streams at once.")] = 1,
+    vocabulary: Annotated[int, typer.Option("--vocabulary", help="Token ids are below this.")] = 31_000,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", metavar="DIR", help="For the traces, on the server's file system.")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for all ranks to write.")] = 600,
+    top: Top = 12,
+    label: Label = "",
+    keep: Keep = True,
+    db: Db = None,
+    sglang: SglangPath = None,
+    python: PythonExe = None,
+    as_json: AsJson = False,
+) -> None:
+    """Profile a few decode steps of a running server, and read the traces.
+
+    Example: mlapatch profile --url http://127.0.0.1:30000 --label stock
+    """
+    from mlapatch.commands.profile import profile
+
+    run_verb(
+        lambda: profile(
+            url=url,
+            key=key,
+            steps=steps,
+            activities=("CPU", "GPU") if cpu else ("GPU",),
+            input_tokens=input_tokens,
+            output=output,
+            concurrency=concurrency,
+            vocabulary=vocabulary,
+            output_dir=output_dir,
+            timeout=timeout,
+            top=top,
             label=label,
             keep=keep,
             db=db,
@@ -204,6 +261,7 @@ def register(app: typer.Typer) -> None:
     """Add the measuring verbs to the application."""
     app.command("estimate", rich_help_panel=Panel)(_estimate)
     app.command("trace", rich_help_panel=Panel)(_trace)
+    app.command("profile", rich_help_panel=Panel)(_profile)
     app.command("bench", rich_help_panel=Panel)(_bench)
     app.command("runs", rich_help_panel=Panel)(_runs)
     app.command("compare", rich_help_panel=Panel)(_compare)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
@@ -10,6 +10,7 @@ from mlapatch.measure import trace as finding
 from mlapatch.measure import tracefile, tracereport
 from mlapatch.measure.kernels import short
 from mlapatch.measure.progress import bar
+from mlapatch.measure.runs import Store
 from mlapatch.measure.units import percent, size
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
 
@@ -27,18 +28,35 @@ def trace(
     steps: int | None = None,
     tokens: int | None = None,
     top: int = 12,
+    label: str = "",
+    keep: bool = False,
+    db: Path | None = None,
 ) -> Outcome:
     """Read traces of one profile, a file a rank, and name the cast."""
     hints = finding.Hints(layers=layers, steps=steps, tokens=tokens)
+    data, metrics, blocks = read_all(files, hints, top)
+    if keep:
+        first = data["ranks"][0]
+        facts = {"gpu": first["gpu"]} | ({"pool_tokens": tokens} if tokens else {})
+        with Store(db) as store:
+            run = store.start("trace", {"server": facts, "files": [str(file) for file in files]}, label)
+            store.finish(run, {"trace": data, "metrics": metrics})
+        data["run"] = run
+    return Outcome(data=data, blocks=blocks)
+
+
+def read_all(
+    files: Sequence[Path], hints: finding.Hints, top: int
+) -> tuple[dict[str, Any], list[dict[str, object]], list[Block]]:
+    """The findings as data, as metrics, and as blocks for people."""
     chosen, left_out = choose(files)
     ranks: list[RankTrace] = []
     with bar("reading", sum(file.stat().st_size for file in chosen), unit="bytes") as advance:
         for file in chosen:
             ranks += finding.analyse(tracefile.read(file, advance), hints)
     ranks.sort(key=lambda rank: (len(rank.rank), rank.rank))
-    data = tracereport.as_data(ranks, top)
     blocks: list[Block] = [Warn(f"{file.name} is a prefill trace and was left out") for file in left_out]
-    return Outcome(data=data, blocks=blocks + _blocks(ranks, top))
+    return tracereport.as_data(ranks, top), tracereport.metrics(ranks), blocks + _blocks(ranks, top)
 
 
 def choose(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:

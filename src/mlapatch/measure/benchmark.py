@@ -104,7 +104,7 @@ class Case:
         return notes
 
 
-class _Prompts:
+class Prompts:
     """Random prompts, so that none finds another's prefix in the radix cache unless it should."""
 
     def __init__(self, load: Load) -> None:
@@ -134,7 +134,7 @@ def measure(server: Server, load: Load, advance: Callable[[float], None] = lambd
 
 
 async def _measure(server: Server, load: Load, advance: Callable[[float], None]) -> list[Case]:
-    prompts = _Prompts(load)
+    prompts = Prompts(load)
     cases = []
     async with httpx.AsyncClient(**settings(server.url)) as client:
         usage = await _usage(client, server, prompts)
@@ -146,7 +146,7 @@ async def _measure(server: Server, load: Load, advance: Callable[[float], None])
     return cases
 
 
-async def _usage(client: httpx.AsyncClient, server: Server, prompts: _Prompts) -> bool:
+async def _usage(client: httpx.AsyncClient, server: Server, prompts: Prompts) -> bool:
     """The very first request: it also tells whether an OpenAI endpoint takes `stream_options`."""
     for usage in (True, False):
         first = await generate(client, server, prompts.make(16, []), 2, usage=usage)
@@ -168,7 +168,7 @@ async def _case(
     server: Server,
     load: Load,
     case: Case,
-    prompts: _Prompts,
+    prompts: Prompts,
     *,
     usage: bool,
     advance: Callable[[float], None],

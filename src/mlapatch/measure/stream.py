@@ -14,7 +14,7 @@ import httpx
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mlapatch.measure.server import Server
 
@@ -62,9 +62,18 @@ def body(server: Server, prompt: Prompt, output: int, *, usage: bool = True) -> 
 
 
 async def generate(
-    client: httpx.AsyncClient, server: Server, prompt: Prompt, output: int, *, usage: bool = True
+    client: httpx.AsyncClient,
+    server: Server,
+    prompt: Prompt,
+    output: int,
+    *,
+    usage: bool = True,
+    arrived: Callable[[], None] = lambda: None,
 ) -> Stream:
-    """Send one request and read its stream to the end; failures are in `error`, never raised."""
+    """Send one request and read its stream to the end; failures are in `error`, never raised.
+
+    `arrived` is called for each block of the answer, for who must act in the middle of a generation.
+    """
     path, wanted = body(server, prompt, output, usage=usage)
     content = orjson.dumps(wanted)
     headers = {**server.headers, "Content-Type": "application/json"}
@@ -77,6 +86,7 @@ async def generate(
                 return Stream(error=f"HTTP {response.status_code}: {text[:300]}", begun=begun)
             async for block in response.aiter_bytes():
                 stamped.append((time.perf_counter(), block))
+                arrived()
     except httpx.HTTPError as error:
         return Stream(error=f"{type(error).__name__}: {error}", begun=begun)
     return parse(stamped, begun, output)

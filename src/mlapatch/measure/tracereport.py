@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlapatch.measure.kernels import short
+from mlapatch.measure.metrics import Metric
 from mlapatch.measure.units import percent
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from mlapatch.measure.trace import RankTrace
 
 
-def as_data(ranks: Sequence[RankTrace], top: int) -> dict[str, object]:
+def as_data(ranks: Sequence[RankTrace], top: int) -> dict[str, Any]:
     """The JSON of `trace`; times in ms."""
     slowest = max(ranks, key=lambda rank: rank.timing.wall)
     fastest = min(ranks, key=lambda rank: rank.timing.wall)
@@ -27,6 +28,17 @@ def as_data(ranks: Sequence[RankTrace], top: int) -> dict[str, object]:
         "partial": any(rank.file.partial for rank in ranks),
         "advice": advice(slowest),
     }
+
+
+def metrics(ranks: Sequence[RankTrace]) -> list[dict[str, object]]:
+    """A trace's figures in the form that runs are compared by; the values are the ranks'."""
+    rows = [
+        ("step", "ms", [rank.timing.wall / 1e3 for rank in ranks]),
+        ("GPU busy", "ms", [rank.timing.busy / 1e3 for rank in ranks]),
+        ("KV-pool cast", "ms", [rank.timing.cast / 1e3 for rank in ranks]),
+        ("cast's share of a step", "%", [100 * rank.share if rank.cast else 0.0 for rank in ranks]),
+    ]
+    return [Metric("decode step", name, unit, "lower", tuple(values)).as_dict() for name, unit, values in rows]
 
 
 def _rank(rank: RankTrace, top: int) -> dict[str, object]:
