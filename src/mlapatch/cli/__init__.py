@@ -53,9 +53,10 @@ def _root(
 
 
 def _register() -> None:
-    from mlapatch.cli import patching  # type: ignore[attr-defined,unused-ignore]
+    from mlapatch.cli import checking, measuring, patching, serving
 
-    patching.register(app)
+    for room in (patching, checking, serving, measuring):
+        room.register(app)
 
 
 def _report_bug(error: BaseException) -> int:

@@ -1,4 +1,4 @@
-"""`mlapatch verify`: does the patched backend compute what the stock one computes? Runs both, in a process of its own."""
+"""`mlapatch verify`: does the patched backend compute what the stock one computes? Runs both, in another process."""
 
 from __future__ import annotations
 
