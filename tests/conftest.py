@@ -4,18 +4,21 @@
 `install_tree`      `install_tree("0.5.9")` -> a fresh, small site-packages in this test's tmp_path, all bytes real
 `unpacked`          `unpacked("0.5.9")` -> a fresh site-packages with the whole wheel, slower
 `wheel_dir`         `wheel_dir("0.5.9")` -> the whole wheel unpacked, shared: read only
+`local_index`       a package index of small wheels on the loopback interface, which can misbehave; pip is set up for it
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
 from tests.corpus import Corpus, cache_root
+from tests.install.local_index import LocalIndex, serving
 
 TreeFactory: TypeAlias = Callable[[str], Path]
 
@@ -44,6 +47,21 @@ def unpacked(corpus: Corpus, tmp_path: Path) -> TreeFactory:
 @pytest.fixture
 def wheel_dir(corpus: Corpus) -> TreeFactory:
     return corpus.wheel_dir
+
+
+@pytest.fixture
+def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalIndex]:
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip-cache"))
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    folder = tmp_path / "index"
+    folder.mkdir()
+    with serving(folder) as served:
+        monkeypatch.setenv("PIP_INDEX_URL", served.url)
+        yield served
 
 
 @pytest.fixture(autouse=True)

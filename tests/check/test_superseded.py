@@ -9,7 +9,7 @@ from mlapatch.engine.patch import Patch
 from mlapatch.engine.verdict import Fits, apply, judge
 from tests.check.source import DECODE, EXTEND, Source
 from tests.check.test_perturbations import PATCHES
-from tests.check.upstream_fixes import gathered_rows, native_fp8, shared_shadow
+from tests.check.upstream_fixes import gathered_rows, native_fp8, native_fp8_on_some_gpus, shared_shadow
 from tests.corpus import WITHOUT_CAST, Corpus
 
 VERSIONS = ("0.5.9", "0.5.16", "0.5.23")
@@ -42,6 +42,14 @@ def test_half_a_fix_or_an_unknown_one_is_drift(corpus: Corpus, version: str, pat
         shared_shadow(source),
     ):
         assert verdict_on(half, patch, version) == "drifted"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_a_fix_that_still_casts_on_other_gpus_is_not_one(corpus: Corpus, version: str, patch: Patch) -> None:
+    source = Source(corpus.text(version).decode())
+    allowed = {"drifted", "superseded"} if patch.requires.sm else {"drifted"}  # fp8-plan is for the same GPUs
+    assert verdict_on(native_fp8_on_some_gpus(source), patch, version) in allowed
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from tests.check.perturbations import inner, on_cast
-from tests.check.source import BACKEND, DECODE, DECODE_PLAN, EXTEND, PREFILL_PLAN, Source, is_call_of
+from tests.check.source import BACKEND, DECODE, DECODE_PLAN, EXTEND, PREFILL_PLAN, Source, is_call_of, is_cast
 
 
 def native_fp8(source: Source, scopes: Sequence[str] = (DECODE, EXTEND)) -> str:
@@ -24,6 +24,27 @@ def native_fp8(source: Source, scopes: Sequence[str] = (DECODE, EXTEND)) -> str:
         for call in source.within(scope, is_call_of("plan")):
             assert isinstance(call, ast.Call)
             edits.append((*source.span(call.args[-1]), "self.kv_cache_dtype"))
+    return source.spliced(edits)
+
+
+def native_fp8_on_some_gpus(source: Source) -> str:
+    """#35322 as it must be to run anywhere: the scales where the kernel can, the whole-pool cast everywhere else."""
+    edits = []
+    for scope in (DECODE, EXTEND):
+        statement = source.statement_of(scope, source.within(scope, is_cast)[0])
+        assert isinstance(statement, ast.Assign)
+        assert isinstance(statement.value, ast.Call)
+        name, pad = ast.unparse(statement.targets[0]), source.indent(statement)
+        lines = (
+            f"{name} = {inner(statement.value, source)}",
+            "if not self.native_fp8:",
+            f"    {name} = {name}.to(q.dtype)",
+        )
+        edits.append((*source.span(statement), f"\n{pad}".join(lines)))
+        for call in source.within(scope, is_call_of("run")):
+            end = source.span(call)[1] - 1
+            comma = "" if source.text[:end].rstrip().endswith(",") else ", "
+            edits.append((end, end, f"{comma}ckv_scale=self.ckv_scale, kpe_scale=self.kpe_scale"))
     return source.spliced(edits)
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -21,36 +21,22 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.install import index as index_module
 from mlapatch.install.wheels import WheelStore, read_wheel, unpack_wheel
-from tests.corpus import BACKEND, CONTENTS, RELEASES
-from tests.install.local_index import LocalIndex, make_wheel, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.conftest import TreeFactory
-    from tests.corpus import Corpus
+from tests.conftest import TreeFactory
+from tests.corpus import BACKEND, CONTENTS, RELEASES, Corpus
+from tests.install.local_index import LocalIndex, make_wheel
 
 OTHER = "sglang/srt/model_executor/model_runner.py"
 NOISE = random.Random(7).randbytes(3_000_000)  # noqa: S311
 
 
 @pytest.fixture
-def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalIndex]:
+def local(local_index: LocalIndex) -> LocalIndex:
     """pip configured, as a user would, for an index of three releases; one of them only as a platform wheel."""
-    folder = tmp_path / "index"
+    folder = local_index.folder
     make_wheel(folder, "1.0", {BACKEND: b"one\n", OTHER: b"runner\n", "sglang/noise.bin": NOISE})
     make_wheel(folder, "1.1", {BACKEND: b"two\n", OTHER: b"runner\n"}, tags="cp312-cp312-manylinux_2_34_x86_64")
     make_wheel(folder, "1.2rc1", {BACKEND: b"three\n"})
-    for name in list(os.environ):
-        if name.startswith(("PIP_", "UV_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip-cache"))
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    with serving(folder) as served:
-        monkeypatch.setenv("PIP_INDEX_URL", served.url)
-        yield served
+    return local_index
 
 
 @pytest.fixture
