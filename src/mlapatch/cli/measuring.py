@@ -257,6 +257,24 @@ def _compare(
     run_verb(lambda: compare(a=a, b=b, db=db), as_json=as_json)
 
 
+def _report(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs, the one before first (default: each label's).")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    title: Annotated[str, typer.Option("--title", help="Its heading.")] = "",
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Kept runs as one HTML page, before against after, to send to a colleague.
+
+    Example: mlapatch report stock patched -o report.html
+    """
+    from mlapatch.commands.report import report
+
+    run_verb(lambda: report(runs=runs or (), output=output, title=title, db=db), as_json=as_json)
+
+
 def register(app: typer.Typer) -> None:
     """Add the measuring verbs to the application."""
     app.command("estimate", rich_help_panel=Panel)(_estimate)
@@ -265,3 +283,4 @@ def register(app: typer.Typer) -> None:
     app.command("bench", rich_help_panel=Panel)(_bench)
     app.command("runs", rich_help_panel=Panel)(_runs)
     app.command("compare", rich_help_panel=Panel)(_compare)
+    app.command("report", rich_help_panel=Panel)(_report)

@@ -37,7 +37,7 @@ def compare(*, a: str, b: str, db: Path | None = None) -> Outcome:
         blocks.append(Table(["set-up", f"A: {left.title}", f"B: {right.title}"], different, "What differs"))
     else:
         blocks.append(Text(["The set-ups are the same."]))
-    rows = [[c.a.case, c.a.name, c.a.text(), c.b.text(), factor(c.ratio), _word(c)] for c in changed]
+    rows = [[c.a.case, c.a.name, c.a.text(), c.b.text(), metrics.factor(c.ratio), _word(c)] for c in changed]
     blocks.append(Table(["case", "figure", "A", "B", "B / A", ""], rows, "What changed"))
     if not rows:
         blocks.append(Text(["The two runs have no case in common."]))
@@ -54,15 +54,6 @@ def differences(a: Run, b: Run) -> list[tuple[str, str, str]]:
     right |= {"host": b.host, "mlapatch": b.mlapatch}
     keys = sorted({*left, *right})
     return [(key, left.get(key, "-"), right.get(key, "-")) for key in keys if left.get(key) != right.get(key)]
-
-
-def factor(ratio: float) -> str:
-    """`0.073 (13.7x less)`."""
-    if ratio <= 0 or ratio == float("inf"):
-        return "-"
-    if 0.5 < ratio < 2:
-        return f"{100 * (ratio - 1):+.1f} %"
-    return f"{1 / ratio:.1f} x less" if ratio < 1 else f"{ratio:.1f} x more"
 
 
 def _word(change: metrics.Change) -> str:

@@ -63,6 +63,17 @@ def of(result: Mapping[str, Any]) -> list[Metric]:
     return found
 
 
+def factor(ratio: float) -> str:
+    """A ratio in words: `13.7 x less`, or `+3.1 %` where it is small."""
+    if ratio == 0:
+        return "gone"
+    if ratio < 0 or ratio == float("inf"):
+        return "-"
+    if 0.5 < ratio < 2:
+        return f"{100 * (ratio - 1):+.1f} %"
+    return f"{1 / ratio:.1f} x less" if ratio < 1 else f"{ratio:.1f} x more"
+
+
 @dataclass(frozen=True)
 class Change:
     """One figure in two runs; `ratio` is B over A, `verdict` is better, worse, changed or noise."""
