@@ -11,7 +11,7 @@ import torch
 from .pool import HEAD_DIM, LORA_RANK, ROPE_DIM
 from .scenarios import WINDOW, Scenario, Step
 
-HEADS, LAYERS = 2, 2
+HEADS = 2
 NOPE_DIM, V_DIM = 128, 128
 DRAFT_STEPS = WINDOW
 
@@ -96,12 +96,19 @@ def table(scenario: Scenario, seed: int) -> torch.Tensor:
         for r, (before, added) in enumerate(zip(step.prefix, step.added())):
             for row in (r, len(step.prefix) - 1 - r):
                 longest[row] = max(longest[row], before + added + extra)
-    order = torch.randperm(scenario.slots, generator=generator(seed, scenario.name, -1)) + 1
-    free = iter(order.tolist())
-    common = [next(free) for _ in range(scenario.shared)]
+    page = int(scenario.flags.get("page_size", 1))
+    order = torch.randperm(scenario.slots // page, generator=generator(seed, scenario.name, -1)) + 1
+    pages = iter(order.tolist())
+
+    def fresh(tokens: int) -> list[int]:
+        """Slots of whole pages, as SGLang's allocator gives them."""
+        taken = [page * next(pages) for _ in range(-(-tokens // page))]
+        return [first + p for first in taken for p in range(page)][:tokens]
+
+    common = fresh(scenario.shared)
     result = torch.zeros((most + 1, scenario.context), dtype=torch.int32)
     for r, n in enumerate(longest):
-        slots = common[:n] + [next(free) for _ in range(n - scenario.shared)]
+        slots = common[:n] + fresh(max(n - scenario.shared, 0))
         result[r + 1, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
     return result
 
@@ -117,7 +124,9 @@ def make(scenario: Scenario, index: int, slots: torch.Tensor, seed: int, device:
     added = step.added()
     lens = tuple(before + n for before, n in zip(step.prefix, added))
     live = sorted({int(slots[row, p]) for row, n in zip(rows, step.prefix) for p in range(n)})
-    content = [torch.randn((len(live), HEAD_DIM), generator=random).bfloat16().to(device) for _ in range(LAYERS)]
+    content = [
+        torch.randn((len(live), HEAD_DIM), generator=random).bfloat16().to(device) for _ in range(scenario.layers)
+    ]
     if step.mode == "draft":
         out_loc = torch.tensor(
             [[int(slots[row, n + i]) for row, n in zip(rows, step.prefix)] for i in range(DRAFT_STEPS)]
@@ -129,7 +138,10 @@ def make(scenario: Scenario, index: int, slots: torch.Tensor, seed: int, device:
         out_loc = torch.tensor([int(slots[row, p]) for row, p in where], dtype=torch.int64)
         positions = torch.tensor([p for _, p in where], dtype=torch.int64)
         forwards, tokens = 1, len(where)
-    inputs = [[_inputs(random, tokens, step.mode == "ragged", device) for _ in range(LAYERS)] for _ in range(forwards)]
+    inputs = [
+        [_inputs(random, tokens, step.mode == "ragged", device) for _ in range(scenario.layers)]
+        for _ in range(forwards)
+    ]
     return Plan(
         step, torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(live, dtype=torch.int64, device=device),
         content, out_loc.to(device), positions.to(device), inputs, lens,

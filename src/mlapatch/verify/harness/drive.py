@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import batch, poison, recording, replay, specs, standins
-from .batch import DRAFT_STEPS, HEADS, LAYERS, ForwardBatch, Inputs, Layer, Plan
+from .batch import DRAFT_STEPS, HEADS, ForwardBatch, Inputs, Layer, Plan
 from .pool import HEAD_DIM, LORA_RANK, PACKED_DIM, ROPE_DIM, KVPool, RequestTable
 from .reads import PoolReads
 from .record import Plan as WrapperPlan
@@ -74,28 +74,29 @@ class Side:
         self.slots = batch.table(scenario, seed)
         width = PACKED_DIM if scenario.cache == "packed" else HEAD_DIM
         page = int(scenario.flags.get("page_size", 1))
-        self.pool = KVPool(scenario.slots, page, CACHES[scenario.cache], LAYERS, device, width)
+        self.pool = KVPool(scenario.slots, page, CACHES[scenario.cache], scenario.layers, device, width)
         if scenario.cache == "packed":
             self.pool.fill_bytes(batch.generator(seed, scenario.name, -2))
         self.reads = PoolReads(self.pool.kv_buffer) if device == "cpu" else None
         self.graphs: dict[tuple[str, int], replay.Captured] = {}
         self.stock_names: dict[str, set[str]] | None = None
         self.runner = self._runner(page)
-        self.layers = [Layer(i, device=device) for i in range(LAYERS)]
-        self.ragged_layers = [Layer(i, ragged=True, device=device) for i in range(LAYERS)]
+        self.layers = [Layer(i, device=device) for i in range(scenario.layers)]
+        self.ragged_layers = [Layer(i, ragged=True, device=device) for i in range(scenario.layers)]
         self._needs()
 
     def _runner(self, page: int) -> SimpleNamespace:
         slots = self.slots.to(self.device)
         config = SimpleNamespace(
             context_len=self.scenario.context, num_attention_heads=HEADS, kv_lora_rank=LORA_RANK, qk_nope_head_dim=batch.NOPE_DIM,
-            qk_rope_head_dim=ROPE_DIM, v_head_dim=batch.V_DIM, scaling=self.layer_scale(), num_hidden_layers=LAYERS,
+            qk_rope_head_dim=ROPE_DIM, v_head_dim=batch.V_DIM, scaling=self.layer_scale(), num_hidden_layers=self.scenario.layers,
             get_num_kv_heads=lambda _: 1, hf_config=SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]), head_dim=HEAD_DIM,
         )  # fmt: skip
         return SimpleNamespace(
             device=self.device, dtype=torch.bfloat16, kv_cache_dtype=self.pool.dtype, page_size=page, model_config=config,
             req_to_token_pool=RequestTable(slots), token_to_kv_pool=self.pool, server_args=self.world.server_args,
             kv_index_translator=standins.indices.Translator(slots), is_draft_worker=False, max_running_requests=len(slots),
+            token_to_kv_pool_allocator=SimpleNamespace(),
             tp_rank=0, tp_size=1, gpu_id=0, spec_algorithm=None, sliding_window_size=None, is_hybrid=False,
         )  # fmt: skip
 
@@ -149,6 +150,12 @@ class Side:
             backend = getattr(module, SUBCLASSES[kind])
         except (standins.StandInMissing, ImportError, AttributeError, TypeError) as error:
             raise Skip(f"{kind}_backend.py cannot be loaded under the stand-ins: {error}") from error
+        if kind == "trtllm_mla":
+            falls_back = "fallback_to_flashinfer_impl" in backend.forward_extend.__code__.co_names
+            if falls_back != (self.scenario.steps[0].mode == "extend"):
+                raise Skip(
+                    f"this release's {SUBCLASSES[kind]} falls back for {'prefix hits' if falls_back else 'verify'} only"
+                )
         return backend(self.runner)
 
     # -- one step ---------------------------------------------------------------------------------------------------
@@ -183,9 +190,15 @@ class Side:
         fb = self._forward_batch(plan)
         if step.prefix or step.mode != "idle":
             self.backend.init_forward_metadata(fb)
+        elif not self._attends_when_idle():
+            return []
         if step.pad_after_plan:
             self._pad_after_plan(fb, plan)
         return self.forward(fb, plan.inputs, poisoned=True)
+
+    def _attends_when_idle(self) -> bool:
+        """Before 0.5 a model with no tokens left before its attention; since then `forward` looks for idle itself."""
+        return "is_idle" in type(self.backend).forward.__code__.co_names
 
     def _pad_after_plan(self, fb: ForwardBatch, plan: Plan) -> None:
         more = plan.step.pad_after_plan

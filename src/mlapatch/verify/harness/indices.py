@@ -10,7 +10,10 @@ import torch
 
 
 class RequestIndices:
-    """`create_flashinfer_kv_indices_triton[grid](...)`: each request's slots, one after another, at its offset."""
+    """`create_flashinfer_kv_indices_triton[grid](...)`: each request's slots, one after another, at its offset.
+
+    0.5.1 alone passes a page size, and gets pages instead of slots.
+    """
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def run(
@@ -21,12 +24,13 @@ class RequestIndices:
             starts: torch.Tensor | None,
             out: torch.Tensor,
             stride: int,
+            page: int = 1,
             **_: Any,
         ) -> None:
             for r in range(grid[0]):
                 first = 0 if starts is None else int(starts[r])
-                n, at = int(lens[r]), int(indptr[r])
-                out[at : at + n] = table[int(rows[r]), first : first + n].to(out.dtype)
+                n, at = -(-int(lens[r]) // page), int(indptr[r])
+                out[at : at + n] = (table[int(rows[r]), first : first + n * page : page] // page).to(out.dtype)
 
         return run
 
@@ -86,11 +90,27 @@ class Translator:
         run(self.req_to_token, req_pool_indices, seq_lens, indptr, kv_start_idx, out, self.req_to_token.stride(0))
         return False
 
+    fill_packed_read_stream = pack_read_stream  # its name in 0.5.20 and 0.5.21
+
     def read_source(self, plan: Any = None, *, req_pool_indices: torch.Tensor, **_: Any) -> SimpleNamespace:
+        """The table and rows that a gather reads."""
         return SimpleNamespace(
-            ids=self.req_to_token, row_ids=req_pool_indices, row_stride=self.req_to_token.stride(0), entry_page_size=1,
-            is_translated=False, v2p=None,
-        )  # fmt: skip
+            ids=self.req_to_token,
+            row_ids=req_pool_indices,
+            row_stride=self.req_to_token.stride(0),
+            entry_page_size=1,
+            is_translated=False,
+            v2p=None,
+        )
+
+    build_index_table = read_source  # 0.5.19
+
+    def index_table_for_batch(self, forward_batch: Any) -> SimpleNamespace:
+        """0.5.19: the same for an eager batch."""
+        return self.read_source(req_pool_indices=forward_batch.req_pool_indices)
+
+    def make_capture_tables(self, **_: Any) -> None:
+        """0.5.19: a static pool needs none."""
 
     def translate_dcp_read_ids(self, ids: torch.Tensor) -> torch.Tensor:
         return ids

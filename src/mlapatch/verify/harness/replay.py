@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .batch import DRAFT_STEPS, HEADS, LAYERS, ForwardBatch, Inputs, Plan
+from .batch import DRAFT_STEPS, HEADS, ForwardBatch, Inputs, Plan
 from .graph import new_graph
 from .pool import HEAD_DIM, LORA_RANK, ROPE_DIM
 from .reads import PoolReads
@@ -40,7 +40,7 @@ def capture_all(side: Side) -> None:
     else:
         init(most)
     if side.scenario.cache != "packed":
-        for layer in range(LAYERS):
+        for layer in range(side.scenario.layers):
             none = torch.zeros(0, dtype=torch.int64, device=side.device)
             side.pool.fill(layer, none, torch.zeros((0, HEAD_DIM), device=side.device))
     for mode, bs in side.scenario.captures:
@@ -65,7 +65,7 @@ def _capture(side: Side, mode: Mode, bs: int) -> Captured:
     added = torch.full((bs,), window, dtype=torch.int32, device=side.device)
     spec = side.spec(mode, added)
     fb = side.batch(mode, bs, numbers((bs,), 0), lens, lens.cpu(), loc, numbers((tokens,), 1), spec)
-    inputs = [[_static(side, tokens) for _ in range(LAYERS)] for _ in range(forwards)]
+    inputs = [[_static(side, tokens) for _ in range(side.scenario.layers)] for _ in range(forwards)]
     _capture_metadata(side, fb, bs, tokens)
     for _ in range(2 if side.device != "cpu" else 1):
         side.forward(fb, inputs, poisoned=True)

@@ -42,6 +42,7 @@ class Scenario:
     slots: int = 192
     context: int = 64
     shared: int = 0
+    layers: int = 2
     captures: tuple[tuple[Mode, int], ...] = ()
     backend: str = "flashinfer"
     flags: dict[str, Any] = field(default_factory=dict)
@@ -100,12 +101,19 @@ SCENARIOS: tuple[Scenario, ...] = (
         shared=44,
         captures=(("decode", 4),),
     ),
-    Scenario("decode-lengths", tuple(_decode(n - 1) for n in (1, 511, 512, 513)), slots=640, context=520),
+    Scenario(
+        "decode-lengths",
+        tuple(_decode(n - 1) for n in (1, 511, 512, 513)),
+        slots=640,
+        context=520,
+        layers=1,
+    ),
     Scenario(
         "decode-lengths-replay",
         tuple(_decode(n - 1, graph=1) for n in (513, 1, 511, 512)),
         slots=640,
         context=520,
+        layers=1,
         captures=(("decode", 1),),
     ),
     Scenario(
@@ -168,6 +176,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         Scenario(f"{name.replace('_', '-')}-extend", _HIT, backend=name, flags={"disable_chunked_prefix_cache": True})
         for name in _SUBCLASSES
     ),
+    Scenario("trtllm-mla-verify", _VERIFY, backend="trtllm_mla"),
     Scenario("e5m2-decode", (*_MIXED[:2], _HIT[0]), cache="e5m2", may_refuse=("e5m2",)),
     Scenario("e5m2-replay", _REPLAYS[:3], cache="e5m2", captures=_CAPTURED[:1], may_refuse=("e5m2",)),
     Scenario("bf16-decode", (*_MIXED, *_HIT, *_VERIFY[:1]), cache="bf16"),
@@ -176,5 +185,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("two-batch-overlap", (*_MIXED[:2], _HIT[0]), flags={"enable_two_batch_overlap": True}),
     Scenario("pdmux", (*_MIXED[:2], _HIT[0]), flags={"enable_pdmux": True}),
     Scenario("dcp", (*_MIXED[:2], *_REPLAYS[:2]), flags={"dcp_size": 2}, captures=_CAPTURED[:1]),
-    Scenario("page-size-64", (*_MIXED[:1], *_HIT[:1]), flags={"page_size": 64}),
+    Scenario("page-size-64", (*_MIXED[:1], *_HIT[:1]), slots=320, flags={"page_size": 64}),
 )

@@ -20,7 +20,7 @@ import torch
 
 from . import indices, source
 
-ROOTS = ("sglang", "sgl_kernel")
+ROOTS = ("sglang", "sgl_kernel", "flash_mla")
 BACKEND_MODULE = "sglang.srt.layers.attention.flashinfer_mla_backend"
 
 _FROM_RELEASE = {
@@ -61,7 +61,7 @@ SERVER_ARGS: dict[str, Any] = {
 }
 
 
-class StandInMissing(NotImplementedError):
+class StandInMissing(AttributeError):
     """The code under test used something of SGLang that the harness has no stand-in for."""
 
 
@@ -151,9 +151,11 @@ def make_world(package: Path, device: str, flags: dict[str, Any], classes: dict[
     world = World(package, device, args, captured_prefill=bool(flags.get("captured_prefill")))
     dcp = args.dcp_size
     parallel = SimpleNamespace(
-        attn_tp_size=1, attn_tp_rank=0, tp_size=1, attn_dp_size=1, attn_dcp_size=dcp, dcp_size=dcp, dcp_rank=0,
+        attn_tp_size=1, attn_tp_rank=0, tp_size=1, attn_dp_size=1, attn_dcp_size=dcp, attn_dcp_rank=0, dcp_size=dcp, dcp_rank=0,
         dcp_enabled=dcp > 1, attn_cp_size=1, moe_ep_size=1,
     )  # fmt: skip
+
+    static = SimpleNamespace(v2p_page_table=None, translate_kv_loc_dense=None, kernel_page_multiplier=1, enabled=False)
 
     def get_buffer(name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         if name not in world.buffers:
@@ -190,12 +192,14 @@ def make_world(package: Path, device: str, flags: dict[str, Any], classes: dict[
         "next_power_of_2": lambda n: 1 << max(n - 1, 0).bit_length(),
         "plan_dcp_decode_metadata": lambda *a, **k: indices.keep_own_share(dcp, *a, **k),
         "spec_kv_index_token_blocks": lambda *_, **__: 1,
+        "unified_mla_hooks": lambda _: static,
         "update_local_kv_lens_for_dcp": lambda lens: indices.own_lengths(dcp, lens),
         # Subclasses of the backend ask for these when they are built; their own kernels are not driven.
         "_jit_fixup_module": lambda *_: None,
         "can_use_set_mla_kv_concat_q": lambda *_: False,
         "can_use_set_mla_kv_concat_q_fp8": lambda *_: False,
         "get_kv_shard_pool": lambda *_: None,
+        "get_trtllm_gen_multi_ctas_kv_counter_bytes": lambda *_, **__: 64,
         "make_persistent_multi_ctas_kv_counter_buffer": lambda *_, **__: None,
     }
     return world

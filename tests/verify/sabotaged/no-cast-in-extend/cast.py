@@ -1,0 +1,6 @@
+def cast(pool, dtype, layer, backend, wrapper, batch, decode):
+    if pool.dtype == dtype:
+        return pool
+    if not decode:
+        return workspace(pool, dtype)
+    return cast_rows(pool, workspace(pool, dtype), wrapper, live(backend, wrapper, decode))
