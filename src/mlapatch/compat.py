@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -60,6 +61,8 @@ class Subject:
     requires: Sequence[str] = ()
     asked: bool = True
     """Named by the user, and not one of a range."""
+    wheel: Path | None = None
+    """The wheel file, where the user named one."""
 
 
 @dataclass

@@ -46,6 +46,10 @@ def check(
     patches: PatchesDirs = None,
     gpu: Gpu = None,
     sm: Sm = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Run the patched code as well, once for each distinct content (needs torch)."),
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -73,6 +77,7 @@ def check(
                 patches=patches,
                 gpu=gpu,
                 sm=sm,
+                verify=verify,
                 as_markdown=markdown,
                 watch=watch,
             )

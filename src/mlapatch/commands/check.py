@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.version import Version
@@ -12,6 +12,7 @@ from mlapatch.assess import Assessment, assess, machine_of
 from mlapatch.catalogue import Catalogue, load_catalogue
 from mlapatch.compat import PACKAGE, Row, Silent, Subject, Watch, judge_all
 from mlapatch.compat_report import blocks, markdown
+from mlapatch.compat_verify import verify_rows
 from mlapatch.engine.judgement import Judgement, Verdict
 from mlapatch.engine.patch import Patch
 from mlapatch.errors import MlapatchError
@@ -47,13 +48,14 @@ def check(
     patches: Sequence[Path] | None = None,
     gpu: str | None = None,
     sm: int | None = None,
+    verify: bool = False,
     as_markdown: bool = False,
     watch: Watch | None = None,
 ) -> Outcome:
     """Exit 1 if a patch of `names` (default: those applied in the installed SGLang) does not fit somewhere.
 
     A range's releases that a patch does not support do not count; one that was named does. Exit 5 if a release could
-    not be fetched and nothing worse was found.
+    not be fetched and nothing worse was found. `verify` runs the patched code too, once for each distinct content.
     """
     catalogue = load_catalogue(patches)
     chosen = [catalogue.get(name) for name in dict.fromkeys(names)] or list(catalogue.patches.values())
@@ -71,14 +73,19 @@ def check(
     rows = judge_all(gathered.subjects, chosen, sms=sms, sm_source=source, watch=watch)
     if installed is not None and not elsewhere:
         rows.append(_installed_row(installed, chosen))
+    where = installed.target if installed is not None and not elsewhere else None
+    verified = verify_rows(rows, chosen, patches, where, watch) if verify else {}
     failing = [(row, judgement) for row in rows for judgement in row.judgements if _fails(row, judgement, counted)]
-    exit_code = Exit.FOUND if failing else Exit.ENVIRONMENT if gathered.missing else Exit.OK
+    wrong = [result for result in verified.values() if result.failed]
+    exit_code = Exit.FOUND if failing or wrong else Exit.ENVIRONMENT if gathered.missing else Exit.OK
     data: dict[str, object] = {
         "releases": [row.as_dict() for row in rows],
         "counted": sorted(counted),
         "failing": [{"name": j.patch, "version": row.subject.name} for row, j in failing],
         "catalogue": catalogue.digest,
     }
+    if verify:
+        data["verified"] = [result.as_dict() for result in verified.values()]
     if gathered.missing:
         data["missing"] = [{"version": name, **error.as_dict()} for name, error in gathered.missing]
     shown: list[Block] = [Warn(text) for text in gathered.warnings]
@@ -87,6 +94,7 @@ def check(
         shown.append(Text(markdown(rows, chosen, catalogue, sms).splitlines()))
     else:
         shown += blocks(rows, chosen, sms)
+        shown += [Text((result.told(),)) for result in verified.values()]
         shown.append(_summary(rows, failing, counted))
     return Outcome(exit_code, data, shown)
 
@@ -179,7 +187,7 @@ def _from_wheels(gathered: _Gathered, wheels: Sequence[Path], chosen: Sequence[P
     paths = sorted({f"{PACKAGE}/{patch.target}" for patch in chosen})
     for wheel in wheels:
         files = read_wheel(wheel, paths)
-        gathered.subjects.append(_subject(files, wheel.name, files.version, asked=True))
+        gathered.subjects.append(replace(_subject(files, wheel.name, files.version, asked=True), wheel=wheel))
 
 
 def _subject(files: ReleaseFiles, name: str, version: Version, *, asked: bool) -> Subject:
