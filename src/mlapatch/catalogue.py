@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from mlapatch.engine.patch import Patch, PatchFormError, load_patch, snippet_names
+from mlapatch.engine.form import PatchFormError
+from mlapatch.engine.patch import Patch, load_patch, snippet_names
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 
@@ -126,6 +127,8 @@ def _snippet(name: str, folder: Path, root: Path) -> Path:
 def _text(path: Path, folder: Path) -> str:
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve().parent):
         raise PatchFormError(f"{path} is a link that leaves the catalogue")
+    if not path.is_file():
+        raise PatchFormError(f"{path} is not a file")
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:

@@ -10,8 +10,16 @@ import libcst as cst
 from packaging.version import Version
 
 from mlapatch.engine import tree
+from mlapatch.engine.layout import laid_out_as
 from mlapatch.engine.patch import Count, Edit, Patch
-from mlapatch.engine.pattern import Bindings, PatternError, compile_pattern, fill_expression, fill_statements
+from mlapatch.engine.pattern import (
+    Bindings,
+    PatternError,
+    compile_pattern,
+    enclosed,
+    fill_expression,
+    fill_statements,
+)
 
 
 @dataclass(frozen=True)
@@ -79,29 +87,24 @@ def _changed(
     if len(found) not in expected:
         return Misfit(edit.scope, edit.anchor, expected, len(found))
     if edit.find:
+        if tree.overlap([one.node for one in found]):
+            raise PatternError("one match lies inside another")
         return tree.swap(scope, {id(one.node): _replacement(one, edit, config) for one in found})
     places = {id(one.node): _inserted(scope, edit, one.bindings, config) for one in found}
     return tree.insert_beside(scope, places, after=bool(edit.after))
 
 
 def _replacement(one: tree.Found, edit: Edit, config: cst.PartialParserConfig) -> Callable[[cst.CSTNode], cst.CSTNode]:
+    old = one.node
+    if not isinstance(old, cst.BaseExpression):
+        raise PatternError("only an expression can be replaced")
     new = fill_expression(_newlines(edit.replace, config), one.bindings, config)
-    if isinstance(one.node, cst.Call) and isinstance(new, cst.Call) and "\n" not in edit.replace:
-        new = _laid_out_as(new, one.node)
-    return lambda _node: new
-
-
-def _laid_out_as(new: cst.Call, old: cst.Call) -> cst.Call:
-    """A call with more or other arguments, one a line where the old one had one a line."""
-    if not old.args or not new.args:
-        return new
-    closing, inner = old.args[-1].comma, old.args[0].comma
-    args = [
-        arg.with_changes(comma=inner) if isinstance(closing, cst.Comma) and arg.comma is closing else arg
-        for arg in new.args[:-1]
-    ]
-    args.append(new.args[-1].with_changes(comma=closing))
-    return new.with_changes(args=args, whitespace_before_args=old.whitespace_before_args)
+    if isinstance(old, cst.Call) and isinstance(new, cst.Call) and "\n" not in edit.replace:
+        new = laid_out_as(new, old)
+    if old.lpar and not new.lpar:
+        new = new.with_changes(lpar=old.lpar, rpar=old.rpar)  # with the comments and line breaks in them
+    kept = enclosed(new)
+    return lambda _node: kept
 
 
 def _inserted(
@@ -119,6 +122,8 @@ def _inserted(
 
 
 def _at_end(scope: tree.Scope, edit: Edit, config: cst.PartialParserConfig) -> tree.Scope:
+    if not isinstance(scope, cst.Module) and not isinstance(scope.body, cst.IndentedBlock):
+        raise PatternError("the body is on the line of the header; nothing can be inserted there")
     body = _inserted(scope, edit, {}, config)
     old = list(tree.statements(scope))
     if edit.at == "end":

@@ -6,13 +6,14 @@ import ast
 import difflib
 from collections.abc import Iterator
 
-from mlapatch.engine.pattern import HOLE
+from mlapatch.engine.holes import HOLE
+from mlapatch.engine.python import parse_ast
 
 
 def nearest(source: bytes, scope: str, pattern: str) -> str:
     """`line N: code` of what looks most like the pattern, in its scope or else anywhere; '' if nothing does."""
     try:
-        module = ast.parse(source)
+        module = parse_ast(source)
     except (SyntaxError, ValueError):
         return ""
     named = list(_named(module, ""))

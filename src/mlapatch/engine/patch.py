@@ -15,13 +15,11 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
+from mlapatch.engine.form import PatchFormError, check_code, check_pattern, check_replacement
+
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 SCOPE = re.compile(r"module|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 TARGET = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.py")
-
-
-class PatchFormError(ValueError):
-    """`patch.toml` does not say a patch: the message names the key, what was expected and what was found."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,9 @@ def _strings(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _known(table: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+def _known(table: Any, keys: Sequence[str], where: str) -> None:
+    if not isinstance(table, Mapping):
+        raise PatchFormError(f"{where}: a table is needed, found {table!r:.60}")
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise PatchFormError(f"{where}: unknown key '{unknown[0]}'; known keys are {', '.join(sorted(keys))}")
@@ -175,8 +175,7 @@ def _edit(table: Mapping[str, Any], snippets: Mapping[str, str], where: str) -> 
         if text["code"] or table.get("insert"):
             raise PatchFormError(f"{where}: 'find' takes 'replace', not 'code' or 'insert'")
     else:
-        names = table.get("insert", [])
-        names = [names] if isinstance(names, str) else names
+        names = (table["insert"],) if isinstance(table.get("insert"), str) else _strings(table, "insert", where)
         if bool(names) == bool(text["code"]):
             raise PatchFormError(f"{where}: an insertion needs either 'insert' (snippet files) or 'code'")
         for name in names:
@@ -186,7 +185,13 @@ def _edit(table: Mapping[str, Any], snippets: Mapping[str, str], where: str) -> 
             text["code"] = "\n\n".join(snippets[name].strip("\n") + "\n" for name in names)
     if text["at"] not in ("", "start", "end"):
         raise PatchFormError(f"{where}: 'at' must be 'start' or 'end', found '{text['at']}'")
-    return Edit(scope=_scope(table, where), count=_count(table, where), **text)
+    edit = Edit(scope=_scope(table, where), count=_count(table, where), **text)
+    bound = check_pattern(edit.anchor, where, expression=bool(edit.find)) if edit.anchor else frozenset()
+    if edit.find:
+        check_replacement(edit.replace, bound, where)
+    else:
+        check_code(edit.code, bound, where)
+    return edit
 
 
 def _post(table: Mapping[str, Any], where: str) -> Post:
@@ -195,6 +200,7 @@ def _post(table: Mapping[str, Any], where: str) -> Post:
     patterns = {kind: str(_need(table, kind, str, where, "")) for kind in kinds}
     if sum(bool(pattern) for pattern in patterns.values()) != 1:
         raise PatchFormError(f"{where}: exactly one of 'present', 'absent' and 'kept' is needed")
+    check_pattern("".join(patterns.values()), where)
     return Post(_scope(table, where), _count(table, where), **patterns)
 
 
@@ -203,6 +209,8 @@ def _superseded(table: Mapping[str, Any], where: str) -> Superseded:
     present = _strings(table, "present", where)
     if not present:
         raise PatchFormError(f"{where}: 'present' needs at least one pattern")
+    for pattern in present:
+        check_pattern(pattern, where)
     return Superseded(_scope(table, where), present)
 
 
@@ -228,7 +236,8 @@ def snippet_names(table: Mapping[str, Any]) -> list[str]:
     for edit in edits if isinstance(edits, list) else []:
         if isinstance(edit, Mapping):
             insert = edit.get("insert", [])
-            names += [insert] if isinstance(insert, str) else [n for n in insert if isinstance(n, str)]
+            listed = insert if isinstance(insert, list) else [insert]
+            names += [name for name in listed if isinstance(name, str)]
     return list(dict.fromkeys(names))
 
 
@@ -249,7 +258,7 @@ def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: 
     arithmetic = str(_need(table, "arithmetic", str, where, "stock"))
     if arithmetic not in ("stock", "own"):
         raise PatchFormError(f"{where}: 'arithmetic' must be 'stock' or 'own', found '{arithmetic}'")
-    canonical = json.dumps({"table": table, "snippets": dict(snippets)}, sort_keys=True, ensure_ascii=True)
+    canonical = json.dumps({"table": table, "snippets": dict(snippets)}, sort_keys=True, ensure_ascii=True, default=str)
     return Patch(
         name=name,
         summary=str(_need(table, "summary", str, where)),

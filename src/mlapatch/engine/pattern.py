@@ -6,7 +6,6 @@ and trailing commas do not count. Braces of a dict or set are doubled.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -15,8 +14,8 @@ from typing import TypeAlias, cast
 import libcst as cst
 import libcst.matchers as m
 
-HOLE = re.compile(r"(?<!\{)\{([a-z_][a-z0-9_]*)(\.\.\.)?\}(?!\})")
-ONE, MANY = "__mlapatch_one_", "__mlapatch_many_"
+from mlapatch.engine.holes import HEADER, MANY, ONE, with_stand_ins
+
 #: Fields of libcst nodes that carry formatting only.
 FORMATTING = frozenset(
     {"lpar", "rpar", "comma", "equal", "semicolon", "dot", "colon", "lbracket", "rbracket", "lbrace", "rbrace"}
@@ -29,16 +28,6 @@ Bindings: TypeAlias = Mapping[str, cst.CSTNode | Sequence[cst.CSTNode]]
 
 class PatternError(ValueError):
     """A pattern or template is not Python with holes."""
-
-
-def _with_holes(text: str) -> tuple[str, list[str]]:
-    names: list[str] = []
-
-    def stand_in(match: re.Match[str]) -> str:
-        names.append(match[1])
-        return f"*{MANY}{match[1]}" if match[2] else f"{ONE}{match[1]}"
-
-    return HOLE.sub(stand_in, text).replace("{{", "{").replace("}}", "}"), names
 
 
 @dataclass(frozen=True)
@@ -92,11 +81,11 @@ def _many(node: cst.CSTNode) -> str:
 @lru_cache(maxsize=1024)
 def compile_pattern(text: str) -> Pattern:
     """Compile an expression, a simple statement, or the header `class X` / `def x`; raises PatternError."""
-    header = re.fullmatch(r"(class|def)\s+([A-Za-z_]\w*)", text.strip())
+    header = HEADER.fullmatch(text.strip())
     if header:
         root = cst.ClassDef if header[1] == "class" else cst.FunctionDef
         return Pattern(text, root, m.DoNotCare(), header[2])  # type: ignore[arg-type]
-    source, names = _with_holes(text.strip())
+    source, names = with_stand_ins(text.strip())
     if len(set(names)) != len(names):
         raise PatternError(f"a hole is named twice in the pattern {text!r}")
     try:
@@ -116,6 +105,25 @@ def _statement(source: str, text: str) -> cst.CSTNode:
     raise PatternError(f"the pattern {text!r} must be one expression or one simple statement")
 
 
+#: Expressions that bind tighter than any operator, an attribute or a call around them.
+_ATOMS = (
+    *(cst.Name, cst.Call, cst.Attribute, cst.Subscript, cst.SimpleString, cst.FormattedString, cst.Ellipsis),
+    *(cst.List, cst.Set, cst.Dict, cst.ListComp, cst.SetComp, cst.DictComp),
+)
+
+
+def enclosed(node: cst.BaseExpression) -> cst.BaseExpression:
+    """The expression in parentheses, unless it stands for one value anywhere without them."""
+    if isinstance(node, _ATOMS) or node.lpar:
+        return node
+    return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def _bracketed(arg: cst.Arg) -> cst.Arg:
+    """A generator may stand without parentheses only where it is the one argument."""
+    return arg.with_changes(value=enclosed(arg.value)) if isinstance(arg.value, cst.GeneratorExp) else arg
+
+
 class _Fill(cst.CSTTransformer):
     """Put the bound nodes where the holes are."""
 
@@ -126,11 +134,15 @@ class _Fill(cst.CSTTransformer):
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
         if not original_node.value.startswith(ONE):
             return updated_node
-        return cast("cst.BaseExpression", self._bound(original_node.value[len(ONE) :]).deep_clone())
+        return enclosed(self._one(original_node.value[len(ONE) :]))
 
-    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:
-        if not any(_many(arg) for arg in original_node.args):
+    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> cst.Arg:
+        value = original_node.value
+        if original_node.star or not (isinstance(value, cst.Name) and value.value.startswith(ONE)):
             return updated_node
+        return updated_node.with_changes(value=self._one(value.value[len(ONE) :]))
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:  # noqa: ARG002 (libcst's name)
         args: list[cst.Arg] = []
         for arg in updated_node.args:
             many = _many(arg)
@@ -138,13 +150,15 @@ class _Fill(cst.CSTTransformer):
                 args += [cst.ensure_type(bound, cst.Arg) for bound in self._many(many)]
             else:
                 args.append(arg)
+        if len(args) > 1:
+            args = [_bracketed(arg) for arg in args]
         return updated_node.with_changes(args=args)
 
-    def _bound(self, name: str) -> cst.CSTNode:
+    def _one(self, name: str) -> cst.BaseExpression:
         bound = self.bindings.get(name)
         if not isinstance(bound, cst.CSTNode):
             raise PatternError(f"the template uses {{{name}}}, which the pattern does not bind")
-        return bound
+        return cast("cst.BaseExpression", bound.deep_clone())
 
     def _many(self, name: str) -> Sequence[cst.CSTNode]:
         bound = self.bindings.get(name)
@@ -153,20 +167,27 @@ class _Fill(cst.CSTTransformer):
         return bound
 
 
+def _filled(node: cst.CSTNode, bindings: Bindings) -> cst.CSTNode:
+    try:
+        return cast("cst.CSTNode", node.visit(_Fill(bindings)))
+    except cst.CSTValidationError as error:
+        raise PatternError(f"what the holes stand for does not fit there: {error}") from None
+
+
 def fill_expression(template: str, bindings: Bindings, config: cst.PartialParserConfig) -> cst.BaseExpression:
     """The template as an expression, its holes filled; raises PatternError."""
     try:
-        node = cst.parse_expression(_with_holes(template.strip())[0], config)
+        node = cst.parse_expression(with_stand_ins(template.strip())[0], config)
     except cst.ParserSyntaxError as error:
         raise PatternError(f"the replacement {template!r} is not an expression: {error.message}") from None
-    return cast("cst.BaseExpression", node.visit(_Fill(bindings)))
+    return cast("cst.BaseExpression", _filled(node, bindings))
 
 
 def fill_statements(
     code: str, bindings: Bindings, config: cst.PartialParserConfig
 ) -> tuple[list[cst.BaseStatement], list[cst.EmptyLine]]:
     """The code as statements with their holes filled, and the comment lines after the last one."""
-    source = _with_holes(code)[0] if bindings else code
+    source = with_stand_ins(code)[0] if bindings else code
     try:
         module = cst.parse_module(source, config)
     except cst.ParserSyntaxError as error:
@@ -175,7 +196,7 @@ def fill_statements(
         raise PatternError("the inserted code has no statement")
     body: list[cst.BaseStatement] = list(module.body)
     if bindings:
-        body = [cast("cst.BaseStatement", statement.visit(_Fill(bindings))) for statement in body]
+        body = [cast("cst.BaseStatement", _filled(statement, bindings)) for statement in body]
     first = cast("cst.SimpleStatementLine", body[0])
     body[0] = first.with_changes(leading_lines=[*module.header, *first.leading_lines])
     return body, [line for line in module.footer if line.comment is not None]

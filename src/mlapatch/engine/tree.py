@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 
 import libcst as cst
 
-from mlapatch.engine.pattern import FORMATTING, Bindings, Pattern
+from mlapatch.engine.pattern import FORMATTING, Bindings, Pattern, PatternError
 
 Definition: TypeAlias = cst.ClassDef | cst.FunctionDef
 Scope: TypeAlias = cst.Module | Definition
@@ -21,7 +21,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Found:
-    """One match: the node, what the holes bind, and the statement that it stands in."""
+    """One match: the node, and what the holes bind."""
 
     node: cst.CSTNode
     bindings: Bindings
@@ -136,6 +136,12 @@ def _top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
                     yield small.value
 
 
+def overlap(nodes: Sequence[cst.CSTNode]) -> bool:
+    """Whether one of the nodes lies inside another."""
+    wanted = {id(node) for node in nodes}
+    return len(nodes) > 1 and any(id(inner) in wanted for node in nodes for inner in walk(node) if inner is not node)
+
+
 class _Swap(cst.CSTTransformer):
     """Replace nodes by identity."""
 
@@ -162,36 +168,39 @@ class _Insert(cst.CSTTransformer):
         super().__init__()
         self.places = places
         self.after = after
-        self.holding: set[int] = set()
+        self.placed = 0
 
     def on_leave(  # type: ignore[override]
         self, original_node: cst.CSTNode, updated_node: cst.CSTNode
     ) -> cst.CSTNode | cst.FlattenSentinel[cst.BaseStatement]:
         new = self._held(original_node)
-        if new is None:
+        if not new:
             return updated_node
         statement = cast("cst.BaseStatement", updated_node)
         return cst.FlattenSentinel([statement, *new] if self.after else [*new, statement])
 
-    def _held(self, node: cst.CSTNode) -> list[cst.BaseStatement] | None:
+    def _held(self, node: cst.CSTNode) -> list[cst.BaseStatement]:
+        inside: Iterable[cst.CSTNode] = ()
         if isinstance(node, cst.BaseCompoundStatement):
-            return self.places.get(id(node))
-        if isinstance(node, cst.SimpleStatementLine):
-            for small in node.body:
-                if id(small) in self.places:
-                    return self.places[id(small)]
-                if isinstance(small, cst.Expr) and id(small.value) in self.places:
-                    return self.places[id(small.value)]
-        return None
+            inside = (node,)  # by its own header only: `class X` and `def x`
+        elif isinstance(node, cst.SimpleStatementLine):
+            inside = walk(node)
+        found = [self.places[id(one)] for one in inside if id(one) in self.places]
+        self.placed += len(found)
+        return [statement for new in found for statement in new]
 
 
 def insert_beside(scope: Scope, places: dict[int, list[cst.BaseStatement]], *, after: bool) -> Scope:
-    """The scope with statements inserted beside the statements whose node's `id` is a key."""
+    """The scope with statements inserted beside the statements whose node's `id` is a key; raises PatternError."""
     insert = _Insert(places, after=after)
-    if not isinstance(scope, cst.Module):
-        return cast("Scope", scope.visit(insert))
-    body: list[cst.BaseStatement] = []
-    for statement in scope.body:  # anchors in a module are at its top level: nothing inside is visited
-        new = insert.on_leave(statement, statement)
-        body += new if isinstance(new, cst.FlattenSentinel) else [cast("cst.BaseStatement", new)]
-    return with_statements(scope, body)
+    if isinstance(scope, cst.Module):
+        body: list[cst.BaseStatement] = []
+        for statement in scope.body:  # anchors in a module are at its top level: nothing inside is visited
+            new = insert.on_leave(statement, statement)
+            body += new if isinstance(new, cst.FlattenSentinel) else [cast("cst.BaseStatement", new)]
+        changed = with_statements(scope, body)
+    else:
+        changed = cast("Scope", scope.visit(insert))
+    if insert.placed != len(places):
+        raise PatternError("the anchor does not stand in a statement that has a line of its own")
+    return changed

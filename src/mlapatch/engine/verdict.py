@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import lru_cache
-from textwrap import dedent
 from typing import TypeAlias
 
 import libcst as cst
@@ -16,6 +15,7 @@ from mlapatch.engine.edit import Misfit, Patched, apply_edits, check_count, coun
 from mlapatch.engine.judgement import Judgement, Verdict
 from mlapatch.engine.nearest import nearest
 from mlapatch.engine.patch import Edit, Patch
+from mlapatch.engine.python import check_compiles, parse_ast
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _proven(edited: Patched, patch: Patch, version: Version | None) -> Applied:
     result = edited.module.bytes
     try:
         again = tree.parse(result)
-        compile(result, patch.target, "exec", dont_inherit=True)
+        check_compiles(result, patch.target)
     except (tree.Unreadable, SyntaxError, ValueError) as error:
         return Judgement(patch.name, Verdict.DRIFTED, f"the patched {patch.target} would not compile: {error}")
     return _postconditions(again, patch, version) or Fits(result)
@@ -90,16 +90,8 @@ def _postconditions(module: cst.Module, patch: Patch, version: Version | None) -
 
 def _presence(module: cst.Module, patch: Patch, version: Version | None) -> Judgement | None:
     """Applied, edited, or None where nothing of the patch is in the file."""
-    traces, trouble = 0, []
-    for edit in patch.edits:
-        for name, want in definitions(edit):
-            have = _definitions_in(module, edit.scope, name)
-            if not have:
-                trouble.append((edit.scope, f"{name} is missing"))
-            elif len(have) > 1:
-                trouble.append((edit.scope, f"{name} is defined {len(have)} times"))
-            elif have != [want]:
-                trouble.append((edit.scope, f"{name} is not what the patch inserts"))
+    traces = 0
+    trouble: list[tuple[str, str]] = []
     for post in patch.posts:
         if post.absent:
             if count_matches(module, post.scope, post.absent):
@@ -112,6 +104,8 @@ def _presence(module: cst.Module, patch: Patch, version: Version | None) -> Judg
             trouble.append((post.scope, f"'{pattern}' matches {misfit.found} times, not {_times(misfit)}"))
     if not traces:
         return None
+    found = ((edit.scope, _insertion_trouble(module, edit)) for edit in patch.edits)
+    trouble = [*((scope, what) for scope, what in found if what), *trouble]
     if not trouble:
         return Judgement(patch.name, Verdict.APPLIED, "all postconditions hold", traces=traces)
     scope, what = trouble[0]
@@ -130,22 +124,62 @@ def _presence(module: cst.Module, patch: Patch, version: Version | None) -> Judg
 @lru_cache(maxsize=256)
 def definitions(edit: Edit) -> tuple[tuple[str, str], ...]:
     """The functions and classes that an insertion brings: name, and the AST as text (formatting does not count)."""
-    if not edit.code or "{" + "}" in edit.code:
-        return ()
-    try:
-        body = ast.parse(edit.code).body
-    except SyntaxError:  # holes that are not Python
-        return ()
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return tuple((item.name, ast.dump(item)) for item in body if isinstance(item, kinds))
+    return tuple((name, dump) for name, dump, _ in _inserted(edit) if name)
 
 
-def _definitions_in(module: cst.Module, scope: str, name: str) -> list[str]:
-    found = []
-    for path in tree.find_scope(module, name if scope == "module" else f"{scope}.{name}"):
-        code = module.code_for_node(path[-1])
-        found.append(ast.dump(ast.parse(dedent(code)).body[0]))
-    return found
+@lru_cache(maxsize=256)
+def _inserted(edit: Edit) -> tuple[tuple[str, str, str], ...]:
+    """The statements that an insertion brings: name if it defines one, AST as text, first line of code.
+
+    What stands beside a statement inside a function is left to the postconditions: it may stand at any depth.
+    """
+    if not edit.code or not (edit.at or edit.anchor.startswith(("class ", "def "))):
+        return ()
+    return tuple((_defined(item), ast.dump(item), _first_line(item)) for item in parse_ast(edit.code).body)
+
+
+def _defined(item: ast.stmt) -> str:
+    return item.name if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else ""
+
+
+def _first_line(item: ast.stmt) -> str:
+    return ast.unparse(item).partition("\n")[0][:80]
+
+
+def _insertion_trouble(module: cst.Module, edit: Edit) -> str:
+    """What is wrong with the statements that an insertion brings, '' where all are there."""
+    wanted = _inserted(edit)
+    if not wanted:
+        return ""
+    paths = tree.find_scope(module, edit.scope)
+    if len(paths) != 1:
+        return "the scope is missing" if not paths else "the scope is defined twice"
+    here = tree.statements(paths[0][-1])
+    plain: set[str] | None = None
+    for name, dump, line in wanted:
+        if name:
+            have = [_dumped(module, s) for s in here if isinstance(s, tree.Definition) and s.name.value == name]
+            if not have:
+                return f"{name} is missing"
+            if len(have) > 1:
+                return f"{name} is defined {len(have)} times"
+            if have != [dump]:
+                return f"{name} is not what the patch inserts"
+            continue
+        if plain is None:
+            plain = {one for s in here if isinstance(s, cst.SimpleStatementLine) for one in _all_dumped(module, s)}
+        if dump not in plain:
+            return f"'{line}' is missing"
+    return ""
+
+
+def _dumped(module: cst.Module, statement: cst.BaseStatement) -> str:
+    return next(iter(_all_dumped(module, statement)), "")
+
+
+def _all_dumped(module: cst.Module, statement: cst.BaseStatement) -> list[str]:
+    """The AST of each statement on a line, as text; libcst prints it without the indentation around it."""
+    return [ast.dump(item) for item in parse_ast(module.code_for_node(statement)).body]
 
 
 def _times(misfit: Misfit) -> str:
