@@ -159,7 +159,8 @@ def test_in_a_browser_it_fits_is_quiet_and_asks_for_nothing(
     (page.parent / "frame.html").write_text(FRAME.format(width=width))
     command = [
         str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-        "--no-first-run", "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}", "--enable-logging=stderr",
+        "--no-first-run", "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}",
+        "--enable-logging=stderr",
         "--window-size=1400,1000", "--virtual-time-budget=5000", "--dump-dom", f"{url}/frame.html",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -9,7 +9,8 @@ import pytest
 
 from mlapatch.commands.trace import trace
 from mlapatch.errors import MlapatchError
-from tests.measure.synthetic import ACTIVE, Scene
+from mlapatch.measure.kernels import Group
+from tests.measure.synthetic import ACTIVE, CAST, Scene
 
 
 def run(path: Path, scene: Scene, tokens: int | None = None) -> dict[str, Any]:
@@ -116,3 +117,37 @@ def test_a_trace_without_gpu_activity_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x", "ts": 1, "dur": 1}]}')
     with pytest.raises(MlapatchError, match="no GPU activity"):
         trace(files=[tmp_path / "a.json"])
+
+
+STRIDED = (
+    "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda"
+    "(at::TensorIteratorBase&)::{lambda()#3}> >(int, at::native::gpu_kernel_impl_nocast)"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "copy", "converts"),
+    [
+        (CAST, True, True),
+        (STRIDED, False, False),
+        (STRIDED.replace("_nocast", ""), True, False),
+        (
+            "void at::native::index_elementwise_kernel<128, 4, index_copy_kernel_impl<X> >(int)",
+            False,
+            False,
+        ),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float> >(int)", False, False),
+        ("cast_slots_kernel", False, False),
+    ],
+)
+def test_what_a_kernels_name_says_about_copying(name: str, copy: bool, converts: bool) -> None:
+    group = Group(name, (557_496, 1, 1), (128, 1, 1))
+    assert (group.is_copy, group.converts) == (copy, converts)
+
+
+def test_elements_come_from_the_grid() -> None:
+    grid, block = (557_496, 1, 1), (128, 1, 1)
+    assert Group(CAST, grid, block).elements == 495_552 * 576
+    assert Group(CAST.replace(", 4, Trivial", ", 8, Trivial"), grid, block).elements == 2 * 495_552 * 576
+    assert Group(STRIDED.replace("128, 4", "128, 2"), grid, block).elements == 495_552 * 288
+    assert Group(CAST, (), ()).elements == 0

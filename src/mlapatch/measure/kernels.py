@@ -30,8 +30,9 @@ _FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("copies, elementwise", re.compile(r"memcpy|memset|elementwise|copy|cat|index|fill|reduce_kernel|triton_", re.I)),
 )
 
-_COPY = re.compile(r"elementwise.*(copy|LoadWithCast)|(direct|float8)_copy_kernel")
+_COPY = re.compile(r"(?<!index_)elementwise_kernel.*(copy|LoadWithCast)|(direct|float8)_copy_kernel")
 _CASTING = re.compile(r"LoadWithCast|float8_copy")
+_SAME_DTYPE = re.compile(r"gpu_kernel_impl_nocast")
 _UNROLLED = re.compile(
     r"unrolled_elementwise_kernel<.*?,\s*(?:std::|at::detail::)?[Aa]rray<char\s?\*,\s*\d+\w*>,\s*(\d+)\s*,"
 )
@@ -59,8 +60,8 @@ class Group:
 
     @property
     def is_copy(self) -> bool:
-        """PyTorch's elementwise copy; stock's cast is one, and so are BF16 copies."""
-        return _COPY.search(self.name) is not None
+        """PyTorch's elementwise copy, unless its name says that no dtype changes; stock's cast is one."""
+        return _COPY.search(self.name) is not None and _SAME_DTYPE.search(self.name) is None
 
     @property
     def converts(self) -> bool:

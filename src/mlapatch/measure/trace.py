@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LONG = 30.0  # us: a copy of a decode step's activations takes 2 to 6
 _SLOWEST, _FASTEST = 2e10, 1.6e13  # bytes/s that a copy of that size can plausibly move
+_LEAST, _LEAST_UNCLEAR = 0.01, 0.1  # share of all GPU time; larger where a name does not say that a dtype changes
 _WATCHED = 6
 
 
@@ -142,6 +143,7 @@ def _chosen(track: Track, steps: stepping.Steps, copies: Sequence[int], recorded
 def candidates(track: Track, recorded: dict[int, Copy]) -> list[int]:
     """Groups that can be the cast, the likeliest first: large copies that run often, by their total time."""
     fit = []
+    everything = sum(group.total for group in track.groups)
     for index, group in enumerate(track.groups):
         shape = _recorded(group, recorded)
         sure = shape is not None and shape.fp8
@@ -149,6 +151,8 @@ def candidates(track: Track, recorded: dict[int, Copy]) -> list[int]:
             continue
         mean, elements = group.total / group.count, group.elements
         if not sure:
+            if group.total < (_LEAST if group.converts else _LEAST_UNCLEAR) * everything:
+                continue
             if (elements and elements < BIG) or (not elements and mean < _LONG) or mean < _LONG / 10:
                 continue
             if elements and mean and not _SLOWEST < 3 * elements / (mean * 1e-6) < _FASTEST:
@@ -198,7 +202,12 @@ def _cast(group: Group, steps: stepping.Steps, copy: Copy | None, hints: Hints) 
         shape, elements = copy.shape, 1
         for n in copy.shape:
             elements *= n
-    elif elements == 0 and hints.tokens:
-        elements = hints.tokens * hints.width
+    elif hints.tokens and (not elements or _power_of_two(elements / (hints.tokens * hints.width))):
+        elements = hints.tokens * hints.width  # how many elements a thread copies is PyTorch's secret
     sure = copy is not None and copy.fp8
     return Cast(group, steps.layers, steps.layers * steps.count, elements, shape, sure)
+
+
+def _power_of_two(ratio: float) -> bool:
+    """A ratio of 1/8 to 8 that is one, within 2 %."""
+    return any(abs(ratio / 2.0**power - 1) < 0.02 for power in range(-3, 4))
