@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -284,3 +285,27 @@ def test_the_command_line(index: LocalIndex, tmp_path: Path) -> None:
     assert "fetching" not in again.stderr
     both = subprocess.run([*command, "--json", "--markdown"], capture_output=True, check=False, cwd=tmp_path)
     assert both.returncode == 2
+
+
+def test_ctrl_c_keeps_what_was_fetched(index: LocalIndex, tmp_path: Path) -> None:
+    index.delay = 3.0  # after each block
+    command = [sys.executable, "-m", "mlapatch", "check", "active-cast", "--release", ">=0.9", "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+    )
+    kept = tmp_path / "cache" / "releases"
+    deadline = time.monotonic() + 60
+    while not list(kept.glob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == Exit.INTERRUPTED
+    assert not out
+    had = {path.stem for path in kept.glob("*.json")}
+    assert had
+    assert had != {"0.9.0", "0.9.1", "0.9.2"}
+    assert not any((tmp_path / "cache" / "tmp").iterdir())
+    index.delay = 0
+    index.served.clear()
+    assert check(["active-cast"], releases=[">=0.9"]).exit is Exit.FOUND
+    assert not {name.split("-")[1] for name in index.served} & had
