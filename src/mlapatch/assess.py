@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -177,7 +178,9 @@ def _judge(found: Assessment, patch: Patch, cache: VerdictCache) -> Judgement:
 def kept_patch(journal: Journal, entry: Entry, name: str) -> Patch | None:
     """A patch exactly as it was applied, from the state."""
     raw = journal.object(entry.patches.get(name, ""))
-    return patch_from_raw(raw.decode()) if raw else None
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # of another mlapatch, with another form
+        return patch_from_raw(raw.decode()) if raw else None
+    return None
 
 
 def _settle_conflicts(found: Assessment) -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlapatch.assess import Assessment, File, kept_patch
 from mlapatch.catalogue import Catalogue
@@ -37,10 +37,11 @@ def present_patches(found: Assessment, file: File) -> dict[str, Patch]:
     for name in file.entry.patches if file.entry else ():
         kept = kept_patch(journal, file.entry, name) if file.entry else None
         kept = kept or found.catalogue.patches.get(name)
+        kept = kept and replace(kept, sglang="")  # it is there already, forced or not
         if kept and judge(file.data, kept, found.target.version, prove=False).traces:
             patches[name] = kept
     for name in found.applied(file.relative):
-        patches.setdefault(name, found.catalogue.patches[name])
+        patches.setdefault(name, replace(found.catalogue.patches[name], sglang=""))
     return patches
 
 

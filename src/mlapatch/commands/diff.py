@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,6 +48,11 @@ def diff(
 
 def unified(old: bytes, new: bytes, relative: str) -> str:
     """A unified diff with the package's own path, as `git apply` and `patch -p1` take it from the site folder."""
-    before, after = (data.decode("utf-8", "replace").splitlines(keepends=True) for data in (old, new))
+    before, after = (_lines(data) for data in (old, new))
     lines = difflib.unified_diff(before, after, f"a/sglang/{relative}", f"b/sglang/{relative}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(data: bytes) -> list[str]:
+    """Lines as git counts them: a form feed or a lone carriage return ends none."""
+    return [line for line in re.split(r"(?<=\n)", data.decode("utf-8", "replace")) if line]

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.install.write import environment_errors, replace_file, sha256, sync_folder, write_atomically
+from mlapatch.install.write import TEMPORARY, environment_errors, replace_file, sha256, sync_folder, write_atomically
 
 LOCK_SECONDS = 30.0
 FORMAT = 1
@@ -56,14 +56,10 @@ class Journal:
 
     def entries(self) -> dict[str, Entry]:
         """What is applied, by file; an interrupted transaction counts for the files that it reached."""
-        kept = self._read()
-        entries = {name: _entry(value) for name, value in kept.get("targets", {}).items()}
-        for name, step in kept.get("pending", {}).items():
-            if _sha256_of(Path(step["path"])) == step["new"]:
-                entries.pop(name, None)
-                if step["entry"]:
-                    entries[name] = _entry(step["entry"])
-        return entries
+        try:
+            return _entries(self._read())
+        except (AttributeError, KeyError, TypeError, ValueError):  # damaged: as good as none
+            return {}
 
     def object(self, digest: str) -> bytes | None:
         """Kept bytes, proven by their sha256."""
@@ -93,6 +89,8 @@ class Journal:
                 next="wait for it to end, then run the same command again",
             ) from None
         try:
+            for leftover in self.folder.glob(f".*{TEMPORARY}"):  # of a kill; the lock is ours
+                leftover.unlink(missing_ok=True)
             yield
         finally:
             lock.release()
@@ -103,6 +101,7 @@ class Journal:
         A kill leaves each file old or new, and the journal knows which by its bytes. An error undoes the files done.
         """
         with environment_errors(self.folder.parent):
+            self._refuse_newer()
             entries = self.entries()
             for change in changes:
                 for digest, data in change.kept.items():
@@ -112,31 +111,40 @@ class Journal:
                 for c in changes
             }
             self._write(entries, pending)
-            done: list[Change] = []
             try:
                 for change in changes:
                     if change.new != change.old:
                         replace_file(change.path, change.new, found=sha256(change.old))
-                    done.append(change)
+                listed = {**entries, **{c.relative: c.entry for c in changes}}
+                after = {name: entry for name, entry in listed.items() if entry is not None}
+                self._write(after, {})
             except BaseException:
-                for change in reversed(done):
-                    if change.new != change.old:
+                for change in reversed(changes):
+                    if change.new != change.old and _sha256_of(change.path) == sha256(change.new):
                         replace_file(change.path, change.old, found=sha256(change.new))
                 self._write(entries, {})
                 raise
-            for change in changes:
-                entries.pop(change.relative, None)
-                if change.entry is not None:
-                    entries[change.relative] = change.entry
-            self._write(entries, {})
-            self._forget(entries)
+            self._forget(entries, after)
 
     def _read(self) -> dict[str, Any]:
         try:
             kept = json.loads((self.folder / "journal.json").read_bytes())
         except (OSError, ValueError):
             return {}
-        return kept if isinstance(kept, dict) and kept.get("format") == FORMAT else {}
+        return kept if isinstance(kept, dict) else {}
+
+    def _refuse_newer(self) -> None:
+        """Never write over the state of a newer mlapatch: it may be the only place that has the original bytes."""
+        kept = self._read().get("format", FORMAT)
+        if kept != FORMAT:
+            raise MlapatchError(
+                Exit.ENVIRONMENT,
+                "the state was written by another version of mlapatch; nothing was changed",
+                where=str(self.folder),
+                expected=f"format {FORMAT}",
+                found=f"format {kept}",
+                next="use the mlapatch that wrote it, or move the folder away (status works without it)",
+            )
 
     def _write(self, entries: Mapping[str, Entry], pending: Mapping[str, Any]) -> None:
         kept = {
@@ -153,13 +161,32 @@ class Journal:
         if self.object(digest) is None:
             write_atomically(folder / digest, data)
 
-    def _forget(self, entries: Mapping[str, Entry]) -> None:
-        """Drop objects that no entry needs, and leftovers of kills."""
-        wanted = {d for e in entries.values() for d in (e.base, e.after, *e.patches.values())}
+    def _forget(self, before: Mapping[str, Entry], after: Mapping[str, Entry]) -> None:
+        """Drop objects that this step made needless, and half-written ones of kills.
+
+        What no journal speaks of stays: it may be the only copy of an original that a damaged journal named.
+        """
+        needless = _digests(before) - _digests(after)
         with contextlib.suppress(OSError):
             for item in (self.folder / "objects").iterdir():
-                if item.name not in wanted:
+                if item.name in needless or item.name.endswith(TEMPORARY):
                     item.unlink()
+
+
+def _digests(entries: Mapping[str, Entry]) -> set[str]:
+    return {digest for e in entries.values() for digest in (e.base, e.after, *e.patches.values())}
+
+
+def _entries(kept: Mapping[str, Any]) -> dict[str, Entry]:
+    if kept.get("format") != FORMAT:
+        return {}
+    entries = {name: _entry(value) for name, value in kept.get("targets", {}).items()}
+    for name, step in kept.get("pending", {}).items():
+        if _sha256_of(Path(step["path"])) == step["new"]:
+            entries.pop(name, None)
+            if step["entry"]:
+                entries[name] = _entry(step["entry"])
+    return entries
 
 
 def _entry(kept: Mapping[str, Any]) -> Entry:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from packaging.version import InvalidVersion, Version
 
@@ -200,7 +201,7 @@ def _editable_dist_info(package: Path, path: Sequence[str]) -> Path | None:
                 direct = json.loads((dist_info / "direct_url.json").read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 continue
-            source = str(direct.get("url", "")).removeprefix("file://")
+            source = unquote(str(direct.get("url", "")).removeprefix("file://"))
             if direct.get("dir_info", {}).get("editable") and source and package.is_relative_to(Path(source).resolve()):
                 return dist_info
     return None

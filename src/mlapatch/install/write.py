@@ -14,8 +14,7 @@ from pathlib import Path
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 
-
-_TEMPORARY = ".mlapatch-tmp"
+TEMPORARY = ".mlapatch-tmp"
 
 
 def sha256(data: bytes) -> str:
@@ -39,7 +38,7 @@ def replace_file(path: Path, data: bytes, *, found: str) -> None:
             found=f"sha256 {current[:16]}",
             next="run the same command again",
         )
-    for leftover in path.parent.glob(f".{_escaped(path.name)}.*{_TEMPORARY}"):  # of a kill; the lock is ours
+    for leftover in path.parent.glob(f".{_escaped(path.name)}.*{TEMPORARY}"):  # of a kill; the lock is ours
         leftover.unlink(missing_ok=True)
     drop_bytecode(path)
     write_atomically(path, data, like=path.stat())
@@ -48,7 +47,7 @@ def replace_file(path: Path, data: bytes, *, found: str) -> None:
 
 def write_atomically(path: Path, data: bytes, *, like: os.stat_result | None = None) -> None:
     """Write beside, fsync, rename; `like` gives mode and owner."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_TEMPORARY, dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
