@@ -25,10 +25,10 @@ from pathlib import Path
 from mlapatch.commands.trace import trace
 begin = time.perf_counter()
 data = trace(files=[Path(sys.argv[1])]).data
-seconds = time.perf_counter() - begin
+seconds, cpu = time.perf_counter() - begin, time.process_time()
 rank = data["ranks"][0]
 print(json.dumps({
-    "seconds": seconds, "bytes": rank["bytes"], "events": rank["events"], "steps": rank["steps"],
+    "seconds": seconds, "cpu_seconds": cpu, "bytes": rank["bytes"], "events": rank["events"], "steps": rank["steps"],
     "cast_share": rank["cast"]["share_of_step"], "layers": rank["cast"]["layers"],
     "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
 }))
@@ -54,11 +54,12 @@ def main() -> None:
         )
     result = json.loads(done.stdout)
     result["mb_per_s"] = result["bytes"] / result["seconds"] / 1e6
+    result["mb_per_cpu_s"] = result["bytes"] / result["cpu_seconds"] / 1e6
     result["expected_cast_share"] = scene.cast_total / scene.steps / scene.wall
     result |= {
         "mode": "eager" if eager else "cuda-graphs",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "load": os.getloadavg()[0], "system": platform.platform()},
         "versions": {"python": platform.python_version(), "orjson": __import__("orjson").__version__},
         "commit": _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "src") else ""),
     }

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import tempfile
 from array import array
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -87,10 +88,13 @@ class Spool:
             return zip(*self._columns, strict=True)
         runs = sorted(self._runs, key=lambda run: run.first)
         if all(a.last <= b.first for a, b in itertools.pairwise(runs)):
-            return (record for run in runs for record in self._read(run))
+            return chain.from_iterable(map(self._read, runs))
         return heapq.merge(*(self._read(run) for run in runs))
 
     def _read(self, run: _Run) -> Iterator[Record]:
+        return chain.from_iterable(self._blocks(run))
+
+    def _blocks(self, run: _Run) -> Iterator[Iterator[Record]]:
         assert self._file is not None  # noqa: S101  a run exists only once the file does
         at, left = run.offset, run.length
         while left:
@@ -101,7 +105,7 @@ class Spool:
                 column.frombytes(self._file.read(count * column.itemsize))
             at = self._file.tell()
             left -= count
-            yield from zip(*columns, strict=True)
+            yield zip(*columns, strict=True)
 
 
 def _columns() -> list[array[Any]]:
