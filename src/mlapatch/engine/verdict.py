@@ -167,7 +167,7 @@ def _insertion_trouble(module: cst.Module, edit: Edit) -> str:
                 return f"{name} is not what the patch inserts"
             continue
         if plain is None:
-            plain = {one for s in here if isinstance(s, cst.SimpleStatementLine) for one in _all_dumped(module, s)}
+            plain = {one for s in here if not isinstance(s, tree.Definition) for one in _all_dumped(module, s)}
         if dump not in plain:
             return f"'{line}' is missing"
     return ""
