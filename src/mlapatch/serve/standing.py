@@ -52,9 +52,11 @@ def ended(log: Transcript, ending: Ending) -> Diagnosis:
 def silent(log: Transcript, silence: Silence) -> Diagnosis:
     """Nothing died and nothing moves: what that means in this phase."""
     phase = log.server_phase()
-    template = log.book.silences[phase]
+    compiler = log.book.specials["silent-compiler"] if silence.compilers else None
+    template = compiler or log.book.silences[phase]
     last = log.last_line()
     values = common_values(log, None, None, phase) | {"seconds": f"{silence.seconds:.0f}", "pid": str(silence.pid)}
+    values["compilers"] = ", ".join(silence.compilers)
     if silence.gpu_percent is not None:
         values["gpu"] = str(silence.gpu_percent)
     return Diagnosis(
@@ -63,7 +65,7 @@ def silent(log: Transcript, silence: Silence) -> Diagnosis:
         phase,
         fill(template.advice, values),
         None,
-        f"silent-{phase}",
+        "silent-compiler" if compiler else f"silent-{phase}",
         template.source,
         template.case,
         lines=(last,) if last else (),

@@ -304,6 +304,15 @@ class Transcript:
             return server or "start"
         return min(said, key=self.book.rank_of)
 
+    @property
+    def last_number(self) -> int:
+        """The number of the last line that is no health request: it grows while anything is said."""
+        return self._last_any[0]
+
+    def has_died(self) -> bool:
+        """Whether a process has said that it ends because of an exception, and has said which."""
+        return any(state.died is not None and state.died.exceptions for state in self.states.values())
+
     def last_line(self, rank: str | None = None) -> Line | None:
         """The last line that is no health request: of one rank, or with None of the whole log."""
         number, raw = self._last_any

@@ -29,6 +29,7 @@ class Silence:
     seconds: float
     pid: int
     gpu_percent: int | None = None
+    compilers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

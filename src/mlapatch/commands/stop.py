@@ -1,0 +1,41 @@
+"""`stop`: end a server that `launch` started, with its whole process tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.outcome import Outcome, Text
+from mlapatch.serve.processes import Tree, find
+from mlapatch.serve.run_record import STOPPED, RunRecord, load_all
+
+
+def stop(*, name: str = "", logs: Path = Path("logs"), every: bool = False, grace: float = 10.0) -> Outcome:
+    """Stop the running server of that name or pid, the only one, or every one. Nothing running is no error."""
+    running = [(record, tree) for record in load_all(logs) if (tree := alive(record)) is not None]
+    if name:
+        running = [(record, tree) for record, tree in running if name in (record.name, str(record.pid))]
+    if not running:
+        which = f"called {name} " if name else ""
+        return Outcome(data={"stopped": []}, blocks=[Text((f"no server {which}is running (records in {logs})",))])
+    if len(running) > 1 and not every:
+        raise MlapatchError(
+            Exit.USAGE,
+            "more than one server is running",
+            found=", ".join(f"{record.name} (pid {record.pid})" for record, _ in running),
+            next="mlapatch stop NAME or PID, or mlapatch stop --all",
+        )
+    lines, stopped = [], []
+    for record, tree in running:
+        killed = tree.stop(grace=grace)
+        record.with_state(STOPPED)
+        how = f"; {len(killed)} of its processes did not end by themselves and were killed" if killed else ""
+        lines.append(f"stopped {record.name} (pid {record.pid}){how}")
+        stopped.append({"name": record.name, "pid": record.pid, "killed": killed, "log": record.log})
+    return Outcome(data={"stopped": stopped}, blocks=[Text(lines)])
+
+
+def alive(record: RunRecord) -> Tree | None:
+    """The process tree of a record, where it still runs."""
+    return find(record.pid, record.created, record.session)

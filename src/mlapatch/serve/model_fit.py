@@ -1,0 +1,109 @@
+"""Checks of layout, page size, backend and KV dtype against the model: wrong answers or a late death otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from mlapatch.serve.preflight import FAIL, OK, WARN, Context, Finding
+
+_FORCED_PAGES = {"flashmla": 64, "trtllm_mla": 64, "cutlass_mla": 128}
+_DSA_KV = ("fp8_e4m3", "bfloat16", "bf16", "auto", "")
+
+
+def is_dsa(config: dict[str, Any]) -> bool:
+    """A DSA model (GLM-5, DeepSeek-V3.2): `index_topk` in its config, as SGLang's is_deepseek_nsa/_dsa decide."""
+    return _text(config).get("index_topk") is not None
+
+
+def page_size(context: Context, config: dict[str, Any]) -> int:
+    """The page size that the server will use: 64 (x index_kpool) for DSA, what the backend forces, or what is asked."""
+    if is_dsa(config):
+        return 64 * int(_text(config).get("index_kpool") or 1)
+    backend = context.options.text("attention-backend")
+    return _FORCED_PAGES.get(backend) or context.options.number("page-size", 1) or 1
+
+
+def chunk(context: Context) -> Iterable[Finding]:
+    """SGLang asserts that the chunk is a multiple of the page size."""
+    config, size = context.config(), context.options.number("chunked-prefill-size")
+    if config is None or size is None or size <= 0:
+        return []
+    page = page_size(context, config)
+    if size % page:
+        rounded = (size + page - 1) // page * page
+        text = f"chunked prefill size {size} is no multiple of the page size {page}: SGLang refuses to start"
+        return [Finding("page size", FAIL, text, next=f"--chunked-prefill-size {rounded}")]
+    return [Finding("page size", OK, f"{page}; chunked prefill size {size}")]
+
+
+def layout(context: Context) -> Iterable[Finding]:
+    """The flashinfer backend reads plain rows; a DSA pool in FP8 has them only with both DSA backends trtllm."""
+    config, options = context.config(), context.options
+    if config is None or not is_dsa(config):
+        return []
+    dtype, backend = options.text("kv-cache-dtype", "auto"), options.text("attention-backend")
+    if dtype not in _DSA_KV:
+        text = f"DSA models take only bfloat16 or fp8_e4m3 KV, not {dtype}"
+        return [Finding("KV layout", FAIL, text, next="--kv-cache-dtype fp8_e4m3")]
+    if backend == "cutlass_mla":
+        text = "cutlass_mla forces pages of 128; the KV pool of a DSA model asserts 64"
+        return [Finding("KV layout", FAIL, text, next="--attention-backend flashinfer")]
+    if backend != "flashinfer" or dtype != "fp8_e4m3":
+        return [Finding("KV layout", OK, f"DSA model, {backend or 'default'} backend, {dtype} KV")]
+    default = "trtllm" if _default_is_trtllm(context) else "packed"
+    raw = [given or default for given in options.dsa_backends].count("trtllm")
+    if raw == 2:
+        return [Finding("KV layout", OK, "DSA model, plain FP8 rows (both DSA backends are trtllm)")]
+    text = (
+        "the FP8 pool would have packed DSA rows, which the flashinfer backend misreads: garbage, without an error"
+        if raw == 0
+        else "only one DSA backend is trtllm: a prefix hit of 8,192 tokens or more ends the server"
+    )
+    hint = "--nsa-prefill-backend trtllm --nsa-decode-backend trtllm (--dsa-* in newer releases)"
+    return [Finding("KV layout", FAIL, text, next=hint)]
+
+
+def graphs(context: Context) -> Iterable[Finding]:
+    """Without CUDA graphs decode is bound by the CPU, and removing the cast hardly shows."""
+    option = context.options.graphs_disabled
+    if not option:
+        return []
+    text = f"{option} switches CUDA graphs off: the CPU then launches every kernel of every layer, and no patch shows"
+    return [Finding("CUDA graphs", WARN, text, next=f"start without {option}")]
+
+
+def flashinfer(context: Context) -> Iterable[Finding]:
+    """The libraries that were found."""
+    facts = context.patches
+    if facts is None or not facts.flashinfer:
+        return []
+    return [Finding("libraries", OK, f"flashinfer {facts.flashinfer}")]
+
+
+def _default_is_trtllm(context: Context) -> bool:
+    """What a release chooses for FP8 KV where no flag is given.
+
+    0.5.9: never trtllm. 0.5.15.post1: trtllm on SM100 and later. 0.5.17 on: another packed layout on SM120
+    (arg_groups/overrides.py of 0.5.15.post1 and 0.5.23).
+    """
+    facts = context.patches
+    if facts is None or not context.gpus:
+        return False
+    try:
+        version = Version(facts.sglang)
+    except InvalidVersion:
+        return False
+    sms = {gpu.sm for gpu in context.gpus}
+    newest = 119 if version >= Version("0.5.17") else 999
+    return version >= Version("0.5.15") and all(100 <= sm <= newest for sm in sms)
+
+
+def _text(config: dict[str, Any]) -> dict[str, Any]:
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+FIT_CHECKS = (flashinfer, chunk, layout, graphs)

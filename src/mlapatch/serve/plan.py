@@ -1,0 +1,71 @@
+"""What will be started: a script with its settings, or a command of the user's own, and what it tells SGLang."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.serve.preflight import PatchFacts
+from mlapatch.serve.server_options import ServerOptions
+
+DRY_RUN = "MLAPATCH_DRY_RUN"
+"""A script that knows this variable prints its command, one argument a line, and starts nothing."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be run, and what is known of it."""
+
+    command: list[str]
+    environment: dict[str, str]
+    options: ServerOptions
+    facts: PatchFacts | None
+
+
+def of_command(command: Sequence[str], *, facts: Callable[[str | None], PatchFacts], own_target: bool) -> Plan:
+    """A command of the user's own; its SGLang is looked at where the command says which Python, or the user does."""
+    if not command:
+        raise MlapatchError(Exit.USAGE, "launch --command needs a command", next="mlapatch launch --command -- CMD...")
+    words = list(command)
+    exe = words[0] if Path(words[0]).name.startswith("python") else None
+    known = facts(exe) if own_target or exe else None
+    return Plan(words, dict(os.environ), ServerOptions.of(words), known)
+
+
+def of_script(path: Path, arguments: Sequence[str], *, facts: Callable[[str | None], PatchFacts]) -> Plan:
+    """A start script; PYTHON names the interpreter that has SGLang, as run_tp8_cds16.sh reads it."""
+    environment = dict(os.environ)
+    if not path.is_file():
+        raise MlapatchError(Exit.USAGE, "there is no such script", where=str(path), next="mlapatch launch SCRIPT")
+    known = facts(environment.get("PYTHON"))
+    if known.python:
+        environment.setdefault("PYTHON", known.python)
+    words = ["bash", str(path), *arguments]
+    shown = _ask_script(path, words, environment)
+    return Plan(words, environment, ServerOptions.of(shown if shown is not None else words), known)
+
+
+def _ask_script(path: Path, words: list[str], environment: Mapping[str, str]) -> list[str] | None:
+    """The server command that a script would run, where the script can say so."""
+    try:
+        if DRY_RUN not in path.read_text("utf-8", "replace"):
+            return None
+    except OSError as error:
+        raise MlapatchError(
+            Exit.ENVIRONMENT, "the script cannot be read", where=str(path), found=str(error.strerror)
+        ) from None
+    done = subprocess.run(words, env={**environment, DRY_RUN: "1"}, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "the script refuses its settings",
+            where=str(path),
+            found=done.stderr.strip(),
+            next=f"set what it asks for; {path} explains its settings at its head",
+        )
+    return done.stdout.splitlines()

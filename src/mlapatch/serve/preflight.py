@@ -1,0 +1,241 @@
+"""What is checked before a server is started. A check is a function of the context; the list can be added to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import psutil
+
+from mlapatch.exits import Exit
+from mlapatch.serve.gpu_state import GpuState
+from mlapatch.serve.server_options import ServerOptions
+
+OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
+IDLE_BYTES = 1 << 30
+"""What a GPU may hold and still count as idle: contexts of a driver, a display, a persistence daemon."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's answer. `exit` counts where state is `fail`; 4 cannot be forced, 5 can."""
+
+    check: str
+    state: str
+    text: str
+    exit: Exit = Exit.ENVIRONMENT
+    next: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        found: dict[str, object] = {"check": self.check, "state": self.state, "text": self.text}
+        if self.next:
+            found["next"] = self.next
+        return found | ({"exit": int(self.exit)} if self.state == FAIL else {})
+
+
+@dataclass(frozen=True)
+class PatchedFile:
+    """A file that patches change: its path, the sha256 of its bytes, and the patches applied to it."""
+
+    path: Path
+    sha256: str
+    patches: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PatchFacts:
+    """What `status` knows, given by the commands layer: this package knows no patches.
+
+    `verdicts` holds (verdict, reason) by patch; `guard` is `clean`, `violated`, `unrecorded` or `none` (not checked),
+    `guard_text` says what it found.
+    """
+
+    sglang: str = ""
+    package: Path | None = None
+    python: str = ""
+    flashinfer: str = ""
+    files: tuple[PatchedFile, ...] = ()
+    verdicts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    guard: str = "none"
+    guard_text: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that a check may look at."""
+
+    options: ServerOptions
+    environment: Mapping[str, str]
+    patches: PatchFacts | None = None
+    gpus: Sequence[GpuState] | None = None
+    page_size: int | None = None
+
+    def config(self) -> dict[str, Any] | None:
+        """The model's config.json, or None where it is not on this machine."""
+        try:
+            loaded = json.loads((Path(self.options.text("model-path")) / "config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return loaded if isinstance(loaded, dict) else None
+
+
+Check: TypeAlias = Callable[[Context], Iterable[Finding]]
+
+
+def run_checks(context: Context, checks: Sequence[Check]) -> list[Finding]:
+    """All findings, in order."""
+    return [finding for check in checks for finding in check(context)]
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+def target(context: Context) -> Iterable[Finding]:
+    """Which SGLang would be started, and whether another one could be."""
+    facts = context.patches
+    if facts is None:
+        return [Finding("sglang", SKIP, "not looked at: the command is the user's own")]
+    found = [Finding("sglang", OK, f"{facts.sglang or 'unknown version'} in {facts.package}")]
+    return found + [Finding("sglang", WARN, note) for note in facts.notes]
+
+
+def patches(context: Context) -> Iterable[Finding]:
+    """Patches as declared: every required one applied, none lost or half there."""
+    facts = context.patches
+    if facts is None:
+        return []
+    found = []
+    for name in facts.required:
+        verdict, reason = facts.verdicts.get(name, ("unknown", "no such patch"))
+        if verdict != "applied":
+            text = f"{name} is required and is {verdict}: {reason}"
+            found.append(Finding("patches", FAIL, text, next=f"mlapatch apply {name}"))
+    applied = sorted({name for file in facts.files for name in file.patches})
+    for name, (verdict, reason) in facts.verdicts.items():
+        wrong = verdict in ("lost", "edited") or (verdict == "unsupported" and name in applied)
+        if wrong and name not in facts.required:
+            found.append(Finding("patches", FAIL, f"{name} is {verdict}: {reason}", next="mlapatch status"))
+    text = f"applied: {', '.join(applied)}" if applied else "none applied: this starts stock SGLang"
+    return found or [Finding("patches", OK if applied else WARN, text)]
+
+
+def guard(context: Context) -> Iterable[Finding]:
+    """Earlier local edits untouched."""
+    facts = context.patches
+    if facts is None or facts.guard == "none":
+        return []
+    if facts.guard == "clean":
+        return [Finding("guard", OK, facts.guard_text or "earlier local edits are untouched")]
+    hint = "mlapatch guard record" if facts.guard == "unrecorded" else "mlapatch guard check"
+    return [Finding("guard", FAIL, facts.guard_text or f"guard is {facts.guard}", Exit.REFUSED, next=hint)]
+
+
+def model(context: Context) -> Iterable[Finding]:
+    """The model's folder and config.json can be read (startup failure 2 costs minutes otherwise)."""
+    path = context.options.text("model-path")
+    if not path:
+        return [Finding("model", WARN, "the command names no --model-path")]
+    folder = Path(path)
+    if not folder.exists():
+        looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+        if looks_local:
+            text = f"{path} does not exist on this machine"
+            return [Finding("model", FAIL, text, next="check the path; in Docker, the -v mounts")]
+        return [Finding("model", WARN, f"{path} is not here; SGLang will take it for a Hugging Face name")]
+    config = folder / "config.json"
+    try:
+        json.loads(config.read_text("utf-8"))
+    except OSError as error:
+        return [Finding("model", FAIL, f"{config} cannot be read: {error.strerror or error}")]
+    except ValueError as error:
+        return [Finding("model", FAIL, f"{config} is no JSON: {error}")]
+    return [Finding("model", OK, str(folder))]
+
+
+def port(context: Context) -> Iterable[Finding]:
+    """The HTTP port is free: SGLang itself finds out only after loading everything (startup failure 30)."""
+    number = context.options.port
+    if number is None:
+        return [Finding("port", SKIP, "the command names no --port")]
+    host = context.options.host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn does: TIME_WAIT is no owner
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            return [Finding("port", FAIL, f"port {number} on {host}: {error.strerror}{_owner(number)}")]
+    return [Finding("port", OK, f"{number} is free")]
+
+
+def _owner(number: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == number:
+                name = psutil.Process(connection.pid).name() if connection.pid else "unknown"
+                return f"; held by pid {connection.pid} ({name})"
+    except (psutil.Error, OSError):
+        pass
+    return ""
+
+
+def gpus(context: Context) -> Iterable[Finding]:
+    """Enough GPUs, each idle: no foreign process, memory near 0."""
+    if context.gpus is None:
+        return [Finding("gpus", WARN, "no NVIDIA driver answers (NVML): nothing is known about the GPUs")]
+    wanted = context.options.ranks
+    found = []
+    if len(context.gpus) < wanted:
+        text = f"tensor parallel {wanted} needs {wanted} GPUs; {len(context.gpus)} are visible"
+        found.append(Finding("gpus", FAIL, text, next="lower TP_SIZE, or check CUDA_VISIBLE_DEVICES"))
+    for gpu in context.gpus[:wanted]:
+        if gpu.pids or gpu.used > IDLE_BYTES:
+            who = f" by {', '.join(map(_process_name, gpu.pids))}" if gpu.pids else ""
+            text = f"GPU {gpu.index} is in use{who}: {gpu.used / 2**30:.1f} of {gpu.total / 2**30:.0f} GiB"
+            found.append(Finding("gpus", FAIL, text, next="end that process, or choose others: CUDA_VISIBLE_DEVICES"))
+    if not found:
+        names = sorted({f"{gpu.name} (SM{gpu.sm})" for gpu in context.gpus[:wanted]})
+        found.append(Finding("gpus", OK, f"{wanted} x {', '.join(names)}, idle"))
+    return found
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return f"pid {pid} ({psutil.Process(pid).name()})"
+    except psutil.Error:
+        return f"pid {pid}"
+
+
+def tools(context: Context) -> Iterable[Finding]:
+    """What flashinfer needs to compile its kernels, and what NCCL needs of a container."""
+    path = context.environment.get("PATH")
+    found = []
+    if shutil.which("ninja", path=path) is None:
+        text = "ninja is not on PATH: a kernel that is not in a cache cannot be compiled"
+        found.append(Finding("tools", WARN, text, next="pip install ninja, with the venv's bin folder on PATH"))
+    cuda_home = context.environment.get("CUDA_HOME") or context.environment.get("CUDA_PATH") or "/usr/local/cuda"
+    if cuda_home.startswith(":"):
+        found.append(
+            Finding("tools", WARN, f"CUDA_HOME begins with a colon: {cuda_home}", next="unset it, or correct it")
+        )
+    if shutil.which("nvcc", path=path) is None and not (Path(cuda_home) / "bin" / "nvcc").exists():
+        text = f"no nvcc on PATH or in {cuda_home}: flashinfer can run only kernels that are already compiled"
+        found.append(Finding("tools", WARN, text, next="use a -devel image or set CUDA_HOME"))
+    if context.options.ranks > 1:
+        try:
+            shared = shutil.disk_usage("/dev/shm").total  # noqa: S108 - NCCL's own place
+        except OSError:
+            shared = None
+        if shared is not None and shared < 1 << 30:
+            text = f"/dev/shm has {shared / 2**20:.0f} MiB: NCCL may fail between the ranks"  # noqa: S108
+            found.append(Finding("tools", WARN, text, next="docker run --ipc=host or --shm-size=16g"))
+    return found
+
+
+CHECKS: tuple[Check, ...] = (target, patches, guard, model, port, gpus, tools)

@@ -1,0 +1,68 @@
+"""What is known of a started server, kept beside its log so that `stop` and `logs` find it later. Holds no secrets."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+STARTING, READY, FAILED, STOPPED = "starting", "ready", "failed", "stopped"
+_NAME = re.compile(r"[^\w.-]+")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One start. `created` is the process's start time: a pid alone may have been given to another process."""
+
+    name: str
+    pid: int
+    created: float
+    session: int
+    started: str
+    log: str
+    command: list[str]
+    host: str = "127.0.0.1"
+    port: int | None = None
+    state: str = STARTING
+    sglang: str = ""
+    patches: dict[str, str] = field(default_factory=dict)
+    diagnosis: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """The record's own file, beside the log."""
+        return Path(self.log).with_suffix(".json")
+
+    def save(self) -> None:
+        """Write it whole or not at all."""
+        fresh = self.path.with_suffix(".json.tmp")
+        fresh.write_text(json.dumps(asdict(self), indent=2, default=str) + "\n", "utf-8")
+        fresh.replace(self.path)
+
+    def with_state(self, state: str, diagnosis: dict[str, Any] | None = None) -> RunRecord:
+        """Save and return the record with a new state."""
+        changed = replace(self, state=state, diagnosis=diagnosis or self.diagnosis)
+        changed.save()
+        return changed
+
+
+def log_path(folder: Path, name: str, started: str) -> Path:
+    """`logs/<name>-<time>.log`, a free one."""
+    base = f"{_NAME.sub('-', name).strip('-.') or 'server'}-{started}"
+    path, number = folder / f"{base}.log", 1
+    while path.exists():
+        path, number = folder / f"{base}-{number}.log", number + 1
+    return path.absolute()
+
+
+def load_all(folder: Path) -> list[RunRecord]:
+    """Every readable record of a folder, newest first."""
+    records = []
+    for path in folder.glob("*.json"):
+        try:
+            records.append(RunRecord(**json.loads(path.read_text("utf-8"))))
+        except (OSError, ValueError, TypeError):
+            continue
+    return sorted(records, key=lambda record: record.created, reverse=True)

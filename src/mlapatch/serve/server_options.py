@@ -1,0 +1,81 @@
+"""The server's own command line, as far as a launcher must know it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+_ALIASES = {
+    "model": "model-path",
+    "tp": "tp-size",
+    "tensor-parallel-size": "tp-size",
+    "dp": "dp-size",
+    "data-parallel-size": "dp-size",
+    "nsa-prefill-backend": "dsa-prefill-backend",
+    "nsa-decode-backend": "dsa-decode-backend",
+}
+_GRAPHS_OFF = ("disable-cuda-graph", "cuda-graph-backend-decode")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options by their SGLang name without dashes; flags have the value ''."""
+
+    given: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, command: Sequence[str]) -> ServerOptions:
+        """Read `--name value`, `--name=value` and flags; the last one wins, as in argparse."""
+        return cls(dict(_pairs(command)))
+
+    def text(self, name: str, default: str = "") -> str:
+        """An option's value."""
+        return self.given.get(name, default)
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        """An option's whole number; the default where it is absent or no number."""
+        try:
+            return int(self.given[name])
+        except (KeyError, ValueError):
+            return default
+
+    @property
+    def ranks(self) -> int:
+        """Scheduler processes on this machine (tensor parallel; one node)."""
+        return self.number("tp-size", 1) or 1
+
+    @property
+    def host(self) -> str:
+        """An address at which a server that binds to `--host` can be reached from here."""
+        host = self.text("host", "127.0.0.1")
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
+
+    @property
+    def port(self) -> int | None:
+        """The HTTP port, where the command line says one."""
+        return self.number("port")
+
+    @property
+    def dsa_backends(self) -> tuple[str, str]:
+        """The prefill and decode NSA/DSA backends, '' where not given."""
+        return self.text("dsa-prefill-backend"), self.text("dsa-decode-backend")
+
+    @property
+    def graphs_disabled(self) -> str:
+        """The option that switches CUDA graphs off for decode, '' where none does."""
+        for name in _GRAPHS_OFF:
+            if name in self.given and self.given[name] in ("", "disabled"):
+                return f"--{name}"
+        return ""
+
+
+def _pairs(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    words = list(command)
+    for at, word in enumerate(words):
+        if not word.startswith("--") or word == "--":
+            continue
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            following = words[at + 1] if at + 1 < len(words) else "--"
+            value = "" if following.startswith("--") else following
+        yield _ALIASES.get(name, name), value

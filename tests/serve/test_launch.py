@@ -1,0 +1,413 @@
+"""launch, stop and logs with real processes: a start that works, and one that fails in each phase and each way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mlapatch.commands.launch import launch
+from mlapatch.commands.logs import logs
+from mlapatch.commands.stop import stop
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.outcome import Outcome
+from mlapatch.serve.follow import Timing
+from mlapatch.serve.preflight import PatchedFile, PatchFacts
+from mlapatch.serve.run_record import load_all
+
+FAKE = Path(__file__).parent / "fake_server.py"
+ROOT = Path(__file__).parents[2]
+FAST = Timing(look=0.03, poll=0.05, linger=0.3, report_silence=0.4)
+PHASES = ("distributed-init", "weights", "kv-pool", "graph-capture", "warm-up")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Poll with a deadline."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@dataclass
+class Bench:
+    """A folder, a port, and what launch said."""
+
+    folder: Path
+    port: int
+    said: list[str] = field(default_factory=list)
+
+    def command(self, *extra: str) -> list[str]:
+        return [sys.executable, str(FAKE), "--port", str(self.port), *extra]
+
+    def launch(self, *extra: str, **options: Any) -> Outcome:
+        settings: dict[str, Any] = {
+            "command": self.command(*extra),
+            "logs": self.folder / "logs",
+            "tell": self.said.append,
+            "timing": FAST,
+            "force": True,
+            "name": "fake",
+            "detach": True,
+        }
+        return launch(**(settings | options))
+
+    def left_behind(self) -> list[str]:
+        """Processes of this bench that still run."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("FAKE_TMP") == str(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
+                    title = " ".join(process.cmdline())
+                    if process.pid != os.getpid() and "log_pump" not in title:
+                        found.append(title)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("FAKE_TMP", str(tmp_path))
+    # Which SGLang this machine has is no part of these tests.
+    monkeypatch.setattr("mlapatch.commands.launch.patch_facts", lambda *_: PatchFacts())
+    found = Bench(tmp_path, free_port())
+    yield found
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FAKE_TMP") == str(tmp_path) and process.pid != os.getpid():
+                process.kill()
+        except psutil.Error:
+            continue
+
+
+def diagnosis(outcome: Outcome) -> dict[str, Any]:
+    found = outcome.data["diagnosis"]
+    assert isinstance(found, dict)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ a good start
+def test_detached_start_then_logs_then_stop(bench: Bench) -> None:
+    outcome = bench.launch("--tp", "3")
+    assert outcome.exit is Exit.OK, outcome.data
+    assert outcome.data["state"] == "ready"
+    phases = outcome.data["phases"]
+    assert isinstance(phases, dict)
+    assert "ready" in phases
+    assert set(phases) <= {"start", *PHASES, "ready"}
+    assert any("Paris" in line for line in bench.said)
+    assert len(bench.left_behind()) == 4
+    shown: list[str] = []
+    logs(folder=bench.folder / "logs", lines=5, out=shown.append)
+    assert any("fired up" in line for line in shown)
+    listed = logs(folder=bench.folder / "logs", listing=True)
+    assert listed.data["runs"][0]["state"] == "running"  # type: ignore[index]
+    stopped = stop(logs=bench.folder / "logs")
+    assert stopped.exit is Exit.OK
+    assert len(stopped.data["stopped"]) == 1  # type: ignore[arg-type]
+    assert bench.left_behind() == []
+    assert load_all(bench.folder / "logs")[0].state == "stopped"
+    assert stop(logs=bench.folder / "logs").data == {"stopped": []}
+
+
+def test_stubborn_ranks_are_killed_by_stop(bench: Bench) -> None:
+    bench.launch("--tp", "2", "--stubborn")
+    stopped = stop(logs=bench.folder / "logs", grace=0.3)
+    assert bench.left_behind() == []
+    assert stopped.exit is Exit.OK
+
+
+def test_followed_until_it_dies_while_serving(bench: Bench) -> None:
+    outcome = bench.launch("--tp", "3", "--die-in", "ready", "--die-how", "kill", "--die-rank", "2", detach=False)
+    assert outcome.exit is Exit.SERVER
+    assert diagnosis(outcome)["rank"] == "TP2"
+    assert diagnosis(outcome)["phase"] == "ready"
+    assert "signal 9" in diagnosis(outcome)["cause"]
+    assert bench.left_behind() == []
+
+
+# ------------------------------------------------------------------------------------- each phase, each way to fail
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("phase", PHASES)
+def test_rank_killed(bench: Bench, phase: str, rank: int) -> None:
+    how = ["--die-in", phase, "--die-how", "kill", "--die-rank", str(rank)]
+    outcome = bench.launch("--tp", "3", "--warm-up", "60", *how)
+    found = diagnosis(outcome)
+    assert outcome.exit is Exit.SERVER
+    assert (found["rank"], found["rule"]) == (f"TP{rank}", "rank-killed")
+    assert found["phase"] == phase
+    assert "signal 9" in found["cause"]
+    assert bench.left_behind() == []
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_rank_raises(bench: Bench, phase: str) -> None:
+    outcome = bench.launch(
+        "--tp", "3", "--die-in", phase, "--die-rank", "1" if phase != "warm-up" else "0", "--warm-up", "9"
+    )
+    found = diagnosis(outcome)
+    assert outcome.exit is Exit.SERVER
+    assert (found["phase"], found["known"]) == (phase, False)
+    assert "ZeroDivisionError: nobody has described this" in found["cause"]
+    assert found["rank"] == ("TP1" if phase != "warm-up" else "TP0")
+    assert bench.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "rule"),
+    [("weights", "weights-oom"), ("kv-pool", "pool-oom"), ("graph-capture", "capture-oom"), ("warm-up", "run-oom")],
+)
+def test_rank_out_of_memory(bench: Bench, phase: str, rule: str) -> None:
+    outcome = bench.launch("--tp", "2", "--die-in", phase, "--die-how", "oom", "--warm-up", "9")
+    assert diagnosis(outcome)["rule"] == rule
+    assert diagnosis(outcome)["rank"] == "TP0"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_hang(bench: Bench, phase: str) -> None:
+    outcome = bench.launch(
+        "--tp", "2", "--die-in", phase, "--die-how", "hang", "--die-rank", "1", "--warm-up", "60", patience={phase: 0.8}
+    )
+    found = diagnosis(outcome)
+    assert outcome.exit is Exit.SERVER
+    assert (found["phase"], found["rule"]) == (phase, f"silent-{phase}")
+    assert any("no new line for" in line for line in bench.said)
+    assert bench.left_behind() == []
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("phase", ["start", "warm-up"])
+def test_the_parent_itself_ends(bench: Bench, phase: str, how: str) -> None:
+    outcome = bench.launch("--tp", "2", "--die-in", phase, "--die-how", how, "--die-rank", "-1")
+    found = diagnosis(outcome)
+    assert outcome.exit is Exit.SERVER
+    assert found["phase"] == phase
+    assert ("signal 9" if how == "kill" else "exit code 3") in found["cause"]
+    assert bench.left_behind() == []
+
+
+@pytest.mark.parametrize(("how", "rule"), [("segv", "rank-segfault"), ("abort", "rank-aborted"), ("exit", "exited")])
+def test_other_ends_are_not_called_out_of_memory(bench: Bench, how: str, rule: str) -> None:
+    outcome = bench.launch("--tp", "2", "--die-in", "weights", "--die-how", how, "--die-rank", "1")
+    assert diagnosis(outcome)["rule"] == rule
+
+
+def test_a_crash_is_reported_within_two_seconds(bench: Bench) -> None:
+    done: list[Outcome] = []
+    thread = threading.Thread(target=lambda: done.append(bench.launch("--tp", "3", timing=Timing(), detach=False)))
+    thread.start()
+    until(lambda: any("serving at" in line for line in bench.said))
+    ranks = [
+        p
+        for p in psutil.process_iter()
+        if "sglang::scheduler_TP2" in " ".join(_cmdline(p)) and str(bench.port) in _cmdline(p)
+    ]
+    assert len(ranks) == 1
+    began = time.monotonic()
+    ranks[0].kill()
+    thread.join(20)
+    assert done[0].exit is Exit.SERVER
+    assert diagnosis(done[0])["rank"] == "TP2"
+    assert time.monotonic() - began < 4  # two to report, and the time that stopping the rest takes
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def test_bad_argument(bench: Bench) -> None:
+    outcome = bench.launch("--die-in", "start", "--die-how", "argument")
+    assert diagnosis(outcome)["rule"] == "bad-argument"
+    assert "--nsa-prefill-backend" in diagnosis(outcome)["cause"]
+
+
+def test_http_port_taken_behind_the_preflight(bench: Bench) -> None:
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", bench.port))
+        owner.listen()
+        outcome = bench.launch("--tp", "2")
+    assert diagnosis(outcome)["rule"] == "http-port-taken"
+    assert bench.left_behind() == []
+
+
+# ----------------------------------------------------------------------------------------------- slow is not broken
+def test_compiling_is_no_hang(bench: Bench) -> None:
+    """Silent for longer than the patience, but one nvcc after the other runs below the scheduler until it is over."""
+    timing = Timing(look=0.03, poll=0.05, linger=0.3, report_silence=0.2)
+    outcome = bench.launch("--compile", "0.5", "--warm-up", "1.8", patience={"warm-up": 1.2}, timing=timing)
+    assert outcome.exit is Exit.OK, outcome.data
+    assert any("compiling kernels" in line for line in bench.said)
+
+
+def test_one_compiler_that_never_ends_is_called_that(bench: Bench) -> None:
+    outcome = bench.launch("--compile", "60", "--warm-up", "60", patience={"warm-up": 0.8})
+    found = diagnosis(outcome)
+    assert (found["rule"], found["phase"]) == ("silent-compiler", "warm-up")
+    assert "nvcc" in found["cause"]
+    assert bench.left_behind() == []
+
+
+def test_503_for_ever_is_a_hang(bench: Bench) -> None:
+    outcome = bench.launch("--never-healthy", patience={"warm-up": 1.0})
+    found = diagnosis(outcome)
+    assert (found["rule"], found["phase"]) == ("silent-warm-up", "warm-up")
+    assert "503" in found["cause"]
+
+
+# ------------------------------------------------------------------------------------------------------- after ready
+@pytest.mark.parametrize(("answer", "words"), [("repeats", "repeats itself"), ("one-token", "stops after 1 token")])
+def test_garbage(bench: Bench, answer: str, words: str) -> None:
+    outcome = bench.launch("--answer", answer)
+    assert outcome.exit is Exit.SERVER
+    assert words in diagnosis(outcome)["cause"]
+    assert bench.left_behind() == []
+
+
+def test_garbage_without_a_tokenizer_and_with_dummy_weights(bench: Bench) -> None:
+    outcome = bench.launch("--answer", "repeats", "--skip-tokenizer-init")
+    assert "repeats one token" in diagnosis(outcome)["cause"]
+    dummy = bench.launch("--answer", "repeats", "--load-format", "dummy", name="dummy")
+    assert dummy.exit is Exit.OK
+
+
+SHA = "ab" * 32
+
+
+def patched(monkeypatch: pytest.MonkeyPatch, sha: str) -> None:
+    file = PatchedFile(Path("/sp/sglang/srt/layers/attention/flashinfer_mla_backend.py"), sha, ("active-cast",))
+    monkeypatch.setattr("mlapatch.commands.launch.patch_facts", lambda *_: PatchFacts(files=(file,)))
+
+
+@pytest.mark.parametrize("tp", ["1", "3"])
+def test_every_rank_logged_the_patched_file(bench: Bench, monkeypatch: pytest.MonkeyPatch, tp: str) -> None:
+    patched(monkeypatch, SHA)
+    path = "/sp/sglang/srt/layers/attention/flashinfer_mla_backend.py"
+    outcome = bench.launch("--tp", tp, "--mark", path, SHA)
+    assert outcome.exit is Exit.OK, outcome.data
+    assert any("every rank has logged" in line for line in bench.said)
+
+
+@pytest.mark.parametrize(
+    ("marks", "words"),
+    [
+        (
+            ["--mark", "/sp/sglang/srt/layers/attention/flashinfer_mla_backend.py", SHA, "--unmarked", "1"],
+            "rank TP1 has not",
+        ),
+        (["--mark", "/sp/sglang/srt/layers/attention/flashinfer_mla_backend.py", "cd" * 32], "status shows abab"),
+        ([], "no rank has logged"),
+    ],
+)
+def test_a_rank_that_runs_other_bytes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, marks: list[str], words: str
+) -> None:
+    patched(monkeypatch, SHA)
+    outcome = bench.launch("--tp", "3", *marks)
+    assert outcome.exit is Exit.SERVER
+    assert words in diagnosis(outcome)["cause"]
+    assert bench.left_behind() == []
+
+
+# ------------------------------------------------------------------------------------------------- secrets, proxies
+def test_secrets_are_in_no_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
+    outcome = bench.launch("--api-key", "sk-very-secret-key", "--mark", "hf_0123456789abcdef", SHA)
+    assert outcome.exit is Exit.OK, outcome.data
+    files = [path for path in (bench.folder / "logs").rglob("*") if path.is_file()]
+    assert len(files) == 2
+    for path in files:
+        text = path.read_text()
+        assert "sk-very-secret-key" not in text
+        assert "hf_0123456789abcdef" not in text
+        assert "***" in text
+    assert "sk-very-secret-key" not in json.dumps(outcome.data)
+
+
+def test_proxies_are_not_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert bench.launch().exit is Exit.OK
+
+
+# --------------------------------------------------------------------------------------------------- Ctrl-C, CLI
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_whole_tree(bench: Bench, number: int) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom mlapatch.commands import launch as m\n"
+        "from mlapatch.serve.preflight import PatchFacts\nm.patch_facts = lambda *_: PatchFacts()\n"
+        "try:\n    m.launch(command=sys.argv[2:], logs=Path(sys.argv[1]), force=True)\n"
+        "except KeyboardInterrupt:\n    sys.exit(130)\n"
+    )
+    command = [sys.executable, "-u", "-c", code, str(bench.folder / "logs"), *bench.command("--tp", "2")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "graph capture" in line or "serving at" in line:
+                break
+        process.send_signal(number)
+        process.stdout.read()
+        assert process.wait(20) == 130
+    assert bench.left_behind() == []
+
+
+# ------------------------------------------------------------------------------------------------------- preflight
+def test_preflight_stops_before_a_process_starts(bench: Bench) -> None:
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", bench.port))
+        owner.listen()
+        outcome = bench.launch("--model-path", str(bench.folder / "none"), force=False)
+    assert outcome.exit is Exit.ENVIRONMENT
+    failed = {f["check"]: f["text"] for f in outcome.data["preflight"] if f["state"] == "fail"}  # type: ignore[attr-defined]
+    assert "does not exist" in failed["model"]
+    assert f"pid {os.getpid()}" in failed["port"]
+    assert not (bench.folder / "logs").exists()
+
+
+@pytest.mark.parametrize("state", ["violated", "unrecorded"])
+def test_guard_refuses_even_when_forced(bench: Bench, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    facts = PatchFacts(guard=state, guard_text="server_args.py: an edit is gone")
+    monkeypatch.setattr("mlapatch.commands.launch.patch_facts", lambda *_: facts)
+    outcome = bench.launch(force=True)
+    assert outcome.exit is Exit.REFUSED
+    assert not (bench.folder / "logs").exists()
+
+
+def test_dry_run_shows_the_whole_preflight(bench: Bench) -> None:
+    outcome = bench.launch(dry_run=True, force=False)
+    assert outcome.exit is Exit.OK
+    checks = {f["check"] for f in outcome.data["preflight"]}  # type: ignore[attr-defined]
+    assert {"sglang", "patches", "model", "port", "gpus"} <= checks
+    assert not (bench.folder / "logs").exists()
+
+
+def test_nothing_to_run(tmp_path: Path) -> None:
+    with pytest.raises(MlapatchError) as raised:
+        launch(command=[], logs=tmp_path)
+    assert raised.value.exit is Exit.USAGE
+    with pytest.raises(MlapatchError) as raised:
+        launch(command=[str(tmp_path / "none")], logs=tmp_path, force=True)
+    assert raised.value.exit is Exit.ENVIRONMENT
