@@ -78,6 +78,15 @@ def test_another_pool_is_a_warning_at_the_top(tmp_path: Path) -> None:
     assert "should not be compared: pool_tokens 495552 against 131072" in (tmp_path / "a.html").read_text()
 
 
+def test_a_label_brings_all_its_kinds(tmp_path: Path) -> None:
+    fill(tmp_path / "db", tmp_path, layers=4)
+    data = report(runs=["stock", "patched"], output=tmp_path / "a.html", db=tmp_path / "db").data
+    assert data["runs"] == [1, 3, 2, 4]
+    text = (tmp_path / "a.html").read_text()
+    assert "Where a decode step goes" in text
+    assert "TPOT by prompt length" in text
+
+
 def test_one_run_alone_is_a_page_too(tmp_path: Path) -> None:
     fill(tmp_path / "db", tmp_path, layers=4)
     for run in ("1", "4"):

@@ -20,11 +20,13 @@ from mlapatch.exits import Exit
 from mlapatch.measure import runs as store_module
 from mlapatch.measure.metrics import Metric, changes
 from mlapatch.measure.runs import Store
+from tests.measure.sample_runs import fill
 
 WRITER = """
 import sys
 from pathlib import Path
 from mlapatch.measure.runs import Store
+from tests.measure.sample_runs import fill
 for number in range(int(sys.argv[3])):
     with Store(Path(sys.argv[1])) as store:
         run = store.start("bench", {"writer": sys.argv[2], "number": number})
@@ -34,6 +36,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from mlapatch.measure.runs import Store
+from tests.measure.sample_runs import fill
 store = Store(Path(sys.argv[1]))
 for number in range(5):
     store.finish(store.start("bench", {"number": number}), {"number": number})
@@ -194,9 +197,20 @@ def test_compare_says_what_changed_and_when_it_must_not(tmp_path: Path) -> None:
         _bench(store, "unknown", None, 20.0, 20.1, 20.2)
     data: Any = compare(a="stock", b="patched", db=db).data
     assert data["comparable"] is True
-    assert data["changes"][0]["verdict"] == "better"
-    assert data["setup"] == []
+    assert data["pairs"][0]["changes"][0]["verdict"] == "better"
+    assert data["pairs"][0]["setup"] == []
     data = compare(a="stock", b="small", db=db).data
     assert data["comparable"] is False
-    assert "495552 against 131072" in data["obstacles"][0]
+    assert "495552 against 131072" in data["pairs"][0]["obstacles"][0]
     assert compare(a="stock", b="unknown", db=db).data["comparable"] is False
+
+
+def test_labels_compare_every_kind_that_both_have(tmp_path: Path) -> None:
+    fill(tmp_path / "db", tmp_path, layers=4)
+    data: Any = compare(a="stock", b="patched", db=tmp_path / "db").data
+    assert [(pair["kind"], pair["a"], pair["b"]) for pair in data["pairs"]] == [("bench", 1, 2), ("profile", 3, 4)]
+    with Store(tmp_path / "db") as store:
+        for kind, label in (("bench", "only"), ("trace", "only"), ("launch", "x"), ("verify", "x")):
+            store.finish(store.start(kind, {}, label), {})
+    with pytest.raises(MlapatchError, match="no kind of run in common"):
+        compare(a="only", b="x", db=tmp_path / "db")

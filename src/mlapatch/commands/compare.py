@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
 from mlapatch.measure import metrics
 from mlapatch.measure.runs import Run, Store
 from mlapatch.outcome import Block, Outcome, Table, Text, Warn
@@ -13,9 +15,34 @@ if TYPE_CHECKING:
 
 
 def compare(*, a: str, b: str, db: Path | None = None) -> Outcome:
-    """Compare two runs; A is the one before. Noise is the spread of the repeats."""
+    """Compare two runs, or all kinds of runs of two labels; A is the one before. Noise is the spread of the repeats."""
     with Store(db) as store:
-        left, right = store.get(a), store.get(b)
+        pairs = _pairs(store.named(a), store.named(b), a, b)
+    blocks: list[Block] = []
+    data = []
+    for left, right in pairs:
+        facts, shown = _compare(left, right)
+        data.append(facts)
+        blocks += shown
+    return Outcome(data={"comparable": all(pair["comparable"] for pair in data), "pairs": data}, blocks=blocks)
+
+
+def _pairs(left: list[Run], right: list[Run], a: str, b: str) -> list[tuple[Run, Run]]:
+    if len(left) == len(right) == 1:
+        return [(left[0], right[0])]
+    kinds = {run.kind: run for run in right}
+    pairs = [(run, kinds[run.kind]) for run in left if run.kind in kinds]
+    if not pairs:
+        raise MlapatchError(
+            Exit.USAGE,
+            f"{a} and {b} have no kind of run in common",
+            found=f"{', '.join(run.kind for run in left)} against {', '.join(run.kind for run in right)}",
+            next="mlapatch runs, and give their numbers",
+        )
+    return pairs
+
+
+def _compare(left: Run, right: Run) -> tuple[dict[str, object], list[Block]]:
     obstacles = metrics.obstacles(left.setup, right.setup)
     if left.kind != right.kind:
         obstacles.append(f"a {left.kind} against a {right.kind}")
@@ -24,6 +51,7 @@ def compare(*, a: str, b: str, db: Path | None = None) -> Outcome:
     data: dict[str, object] = {
         "a": left.id,
         "b": right.id,
+        "kind": left.kind,
         "comparable": not obstacles,
         "obstacles": obstacles,
         "setup": [{"key": key, "a": old, "b": new} for key, old, new in different],
@@ -34,17 +62,18 @@ def compare(*, a: str, b: str, db: Path | None = None) -> Outcome:
     }  # fmt: skip
     blocks: list[Block] = [Warn(f"not comparable: {why}") for why in obstacles]
     if different:
-        blocks.append(Table(["set-up", f"A: {left.title}", f"B: {right.title}"], different, "What differs"))
+        columns = ["set-up", f"A: {left.title}", f"B: {right.title}"]
+        blocks.append(Table(columns, different, f"{left.kind}: what differs"))
     else:
-        blocks.append(Text(["The set-ups are the same."]))
+        blocks.append(Text([f"{left.kind}: the set-ups are the same."]))
     rows = [[c.a.case, c.a.name, c.a.text(), c.b.text(), metrics.factor(c.ratio), _word(c)] for c in changed]
-    blocks.append(Table(["case", "figure", "A", "B", "B / A", ""], rows, "What changed"))
-    if not rows:
+    if rows:
+        blocks.append(Table(["case", "figure", "A", "B", "B to A", "verdict"], rows, f"{left.kind}: what changed"))
+    else:
         blocks.append(Text(["The two runs have no case in common."]))
-    alone = [metric for run in (left, right) for metric in metrics.of(run.result) if len(metric.values) < 2]
-    if alone and rows:
+    if any(len(values) < 2 for c in changed for values in (c.a.values, c.b.values)):
         blocks.append(Text(["Figures measured once count as changed from 2 %; repeat them to see their noise."]))
-    return Outcome(data=data, blocks=blocks)
+    return data, blocks
 
 
 def differences(a: Run, b: Run) -> list[tuple[str, str, str]]:

@@ -20,7 +20,7 @@ KINDS = ("bench", "profile", "trace")
 def report(*, runs: Sequence[str] = (), output: Path, title: str = "", db: Path | None = None) -> Outcome:
     """Write the page. Without `runs`: the newest of each label and kind, or else the last two of each kind."""
     with Store(db) as store:
-        chosen = [store.get(name) for name in runs] if runs else pick(store.all())
+        chosen = [run for name in runs for run in store.named(name)] if runs else pick(store.all())
         where = store.path
     usable = [run for run in chosen if run.kind in KINDS and run.status == "done"]
     if not usable:

@@ -14,6 +14,7 @@ _FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("mlapatch", re.compile(r"mlapatch|cast_slots|active_cast|cast_active|gather_cast|fused_decode")),
     ("communication", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|_shot_", re.I)),
     ("norm, rope", re.compile(r"rms_?norm|layer_?norm|fused_add|rope|rotary", re.I)),
+    ("KV write", re.compile(r"set_mla_kv|set_kv_buffer|store_?cache|concat_mla|copy_all_layer_kv|kv_indices", re.I)),
     ("MoE", re.compile(r"moe|expert|topk_gating|grouped_topk|GroupProblem", re.I)),
     (
         "attention",
@@ -24,7 +25,6 @@ _FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = (
         ),
     ),
     ("GEMM", re.compile(r"gemm|nvjet|cutlass|cublas|matmul|splitKreduce|gemv|xmma|dot_kernel", re.I)),
-    ("KV write", re.compile(r"set_mla_kv|set_kv_buffer|store_?cache|concat_mla|copy_all_layer_kv|kv_indices", re.I)),
     ("sampling", re.compile(r"argmax|arg_max|softmax|sampl|multinomial|top_?[kp]|sort", re.I)),
     ("quantise", re.compile(r"quant|fp8", re.I)),
     ("copies, elementwise", re.compile(r"memcpy|memset|elementwise|copy|cat|index|fill|reduce_kernel|triton_", re.I)),

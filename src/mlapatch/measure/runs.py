@@ -241,6 +241,14 @@ class Store:
             raise MlapatchError(Exit.USAGE, f"no run {name!r}", where=str(self.path), found=known, next="mlapatch runs")
         return found
 
+    def named(self, name: str) -> list[Run]:
+        """Like `get`, but a label means the newest finished run of each kind that has it, oldest kind first."""
+        newest: dict[str, Run] = {}
+        for run in self.all():
+            if run.label == name and run.status == "done":
+                newest.setdefault(run.kind, run)
+        return sorted(newest.values(), key=lambda run: run.id) or [self.get(name)]
+
     def add(self, runs: Iterable[dict[str, Any]]) -> int:
         """Take in exported runs; those that are here already (by uid) stay as they are. Returns how many are new."""
         added = 0
