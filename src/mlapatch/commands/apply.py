@@ -8,9 +8,9 @@ from pathlib import Path
 
 from mlapatch.assess import Assessment, assess, machine_of
 from mlapatch.catalogue import Catalogue, load_catalogue
-from mlapatch.commands.diff import unified
 from mlapatch.engine.judgement import Judgement, Verdict
 from mlapatch.engine.patch import Patch
+from mlapatch.engine.textdiff import unified
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.install.journal import Change, Journal

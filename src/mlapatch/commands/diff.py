@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from mlapatch.assess import assess, machine_of
 from mlapatch.catalogue import load_catalogue
 from mlapatch.engine.judgement import Judgement, Verdict
+from mlapatch.engine.textdiff import unified
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.install.target import find_target
@@ -44,15 +43,3 @@ def diff(
     data: dict[str, object] = {"name": name, "verdict": str(judgement.verdict), "path": file.relative, "diff": text}
     note = f"# {name}: {judgement.verdict}; {judgement.reason}"
     return Outcome(data=data, blocks=[*(Warn(n) for n in target.notes), Text((note,)), Diff(text)])
-
-
-def unified(old: bytes, new: bytes, relative: str) -> str:
-    """A unified diff with the package's own path, as `git apply` and `patch -p1` take it from the site folder."""
-    before, after = (_lines(data) for data in (old, new))
-    lines = difflib.unified_diff(before, after, f"a/sglang/{relative}", f"b/sglang/{relative}")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-
-
-def _lines(data: bytes) -> list[str]:
-    """Lines as git counts them: a form feed or a lone carriage return ends none."""
-    return [line for line in re.split(r"(?<=\n)", data.decode("utf-8", "replace")) if line]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlapatch.assess import Assessment, File, assess, machine_of
 from mlapatch.catalogue import load_catalogue
-from mlapatch.commands.diff import unified
+from mlapatch.engine.textdiff import unified
 from mlapatch.exits import Exit
 from mlapatch.install.journal import Change, Journal
 from mlapatch.install.target import find_target
