@@ -63,10 +63,10 @@ def launch(
         return patch_facts(sglang, python or exe, patches, require, guard)
 
     if command is not None:
-        own = sglang is not None or python is not None or bool(require)
-        plan = of_command(command, facts=facts, own_target=own)
+        chosen = sglang is not None or python is not None or bool(require)
+        plan = of_command(command, facts=facts, chosen=chosen, sglang=sglang is not None)
     else:
-        plan = of_script(script or default_script(), arguments, facts=facts)
+        plan = of_script(script or default_script(), arguments, facts=facts, sglang=sglang is not None)
     context = Context(plan.options, plan.environment, plan.facts, gpu_state.look(plan.environment))
     findings = run_checks(context, (*CHECKS, *FIT_CHECKS))
     refused = _refusal(findings, force)

@@ -166,7 +166,8 @@ class Follower:
         if phase != self._phase:
             self._phase = phase
             self.phases[phase] = round(time.monotonic() - self.began, 1)
-            self._say(self.log.book.title(phase))
+            if phase != READY:
+                self._say(self.log.book.title(phase))
 
     def _silence(self) -> Diagnosis | None:
         progress = (self._phase, self.log.last_number, self.tree.compiling)

@@ -27,27 +27,59 @@ class Plan:
     facts: PatchFacts | None
 
 
-def of_command(command: Sequence[str], *, facts: Callable[[str | None], PatchFacts], own_target: bool) -> Plan:
-    """A command of the user's own; its SGLang is looked at where the command says which Python, or the user does."""
+Facts = Callable[[str | None], PatchFacts]
+"""What is known of the SGLang that an interpreter (None: the default one) would import."""
+
+
+def of_command(command: Sequence[str], *, facts: Facts, chosen: bool, sglang: bool = False) -> Plan:
+    """A command of the user's own.
+
+    Its SGLang is looked at where the user chose one, or else where the command names its Python and that has one.
+    `sglang`: the user chose it by its path.
+    """
     if not command:
         raise MlapatchError(Exit.USAGE, "launch --command needs a command", next="mlapatch launch --command -- CMD...")
-    words = list(command)
-    exe = words[0] if Path(words[0]).name.startswith("python") else None
-    known = facts(exe) if own_target or exe else None
-    return Plan(words, dict(os.environ), ServerOptions.of(words), known)
+    words, environment = list(command), dict(os.environ)
+    known: PatchFacts | None = None
+    if chosen:
+        known = facts(None)
+    elif Path(words[0]).name.startswith("python"):
+        try:
+            known = facts(words[0])
+        except MlapatchError as error:
+            if error.exit is not Exit.ENVIRONMENT:
+                raise
+    if known is not None and sglang:
+        _import_from(known, environment)
+    return Plan(words, environment, ServerOptions.of(words), known)
 
 
-def of_script(path: Path, arguments: Sequence[str], *, facts: Callable[[str | None], PatchFacts]) -> Plan:
+def of_script(path: Path, arguments: Sequence[str], *, facts: Facts, sglang: bool = False) -> Plan:
     """A start script; PYTHON names the interpreter that has SGLang, as run_tp8_cds16.sh reads it."""
     environment = dict(os.environ)
     if not path.is_file():
         raise MlapatchError(Exit.USAGE, "there is no such script", where=str(path), next="mlapatch launch SCRIPT")
-    known = facts(environment.get("PYTHON"))
-    if known.python:
+    known = facts(None if sglang else environment.get("PYTHON"))
+    if sglang:
+        _import_from(known, environment)
+    elif known.python:
         environment.setdefault("PYTHON", known.python)
     words = ["bash", str(path), *arguments]
     shown = _ask_script(path, words, environment)
     return Plan(words, environment, ServerOptions.of(shown if shown is not None else words), known)
+
+
+def _import_from(known: PatchFacts, environment: dict[str, str]) -> None:
+    """Make the server import the SGLang that was chosen by its path: through its own venv, or PYTHONPATH."""
+    if known.package is None:
+        return
+    site = known.package.parent
+    own = site.parents[2] / "bin" / "python" if site.name == "site-packages" else None
+    if own is not None and own.exists():
+        environment.setdefault("PYTHON", str(own))
+    else:
+        environment.setdefault("PYTHON", known.python or "python3")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), environment.get("PYTHONPATH"))))
 
 
 def _ask_script(path: Path, words: list[str], environment: Mapping[str, str]) -> list[str] | None:

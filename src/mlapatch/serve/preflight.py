@@ -100,7 +100,11 @@ def target(context: Context) -> Iterable[Finding]:
     """Which SGLang would be started, and whether another one could be."""
     facts = context.patches
     if facts is None:
-        return [Finding("sglang", SKIP, "not looked at: the command is the user's own")]
+        return [
+            Finding(
+                "sglang", SKIP, "not looked at: the command does not say which Python it uses, or that has no SGLang"
+            )
+        ]
     found = [Finding("sglang", OK, f"{facts.sglang or 'unknown version'} in {facts.package}")]
     return found + [Finding("sglang", WARN, note) for note in facts.notes]
 
