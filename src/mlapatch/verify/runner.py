@@ -1,23 +1,32 @@
-"""Runs the harness on a stock and a patched file of one SGLang release, in a process of the target's interpreter.
+"""Runs the harness on a stock and a patched file of one SGLang release, in processes of the target's interpreter.
 
-Both files are executed there, never here, and neither is imported from where it is installed. Trouble of any kind comes back as a
-failing result with one line, never as a traceback.
+Both files are executed there, never here, and neither is imported from where it is installed. Trouble of any kind comes
+back as a failing result with one line, never as a traceback.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from packaging.version import Version
+
+from mlapatch.verify.harness.scenarios import SCENARIOS
 
 Result = Literal["pass", "fail", "skip", "stock", "refused"]
 HARNESS = Path(__file__).parent
 """The folder that holds the package `harness`; it goes on the path of the target's interpreter."""
+WORKERS = 2
+"""Processes on a CPU: what a small CI machine has cores for. A GPU is used by one."""
 
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); from harness.worker import main; main(sys.argv[2], sys.argv[3])"
@@ -28,9 +37,11 @@ _PROGRAM = (
 class Job:
     """What to verify.
 
-    `stock` and `patched` are files with the two texts; `package` is the target's folder `sglang`, which supplies enums, index
-    arguments and the backends that subclass the patched one. `exact`: the patch keeps stock's arithmetic, so outputs must be equal
-    bit for bit; without it they are judged against float64. `only` names scenarios; empty means all.
+    `stock` and `patched` are files with the two texts; `package` is the target's folder `sglang`, which supplies enums,
+    index arguments and the backends that subclass the patched one. `exact`: the patch keeps stock's arithmetic, so
+    outputs must be equal bit for bit; without it they are judged against float64. `only` names scenarios; empty means
+    all. `flashinfer` is the version that the CPU's stand-in answers for: by default 0.7.2 from SGLang 0.5.22 on and
+    0.6.18 before, which every patch can run with.
     """
 
     stock: Path
@@ -43,19 +54,24 @@ class Job:
     seed: int = 0
     exact: bool = True
     flashinfer: str = ""
-    """Which flashinfer the CPU stand-in answers for; by default 0.7.2 from SGLang 0.5.22, 0.6.18 before."""
 
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """What one scenario found. `stock`: the patch says that it keeps stock behaviour there, and outputs agree. `refused`: it refuses
-    what it must, or may, refuse. `max_abs_diff` is that of the outputs, None where nothing was compared. `detail` is one line."""
+    """What one scenario found.
+
+    `stock`: the patch says that it keeps stock behaviour there, and outputs agree. `refused`: it refuses what it must,
+    or may, refuse. `max_abs_diff` is the largest difference between the outputs (inf where one has a NaN, None where
+    nothing was compared), `stock_error` how far stock's own are from float64. `detail` is one line; `trace` is the
+    traceback of the code under test, where it raised.
+    """
 
     scenario: str
     result: Result
     max_abs_diff: float | None
     detail: str
     seconds: float
+    stock_error: float | None = None
     trace: str = field(default="", repr=False)
 
     @property
@@ -64,35 +80,83 @@ class ScenarioResult:
         return self.result == "fail"
 
 
-def run_job(job: Job, *, python: str, timeout_s: float) -> list[ScenarioResult]:
+def scenario_names() -> tuple[str, ...]:
+    """Every scenario, in order."""
+    return tuple(scenario.name for scenario in SCENARIOS)
+
+
+def run_job(job: Job, *, python: str, timeout_s: float, workers: int | None = None) -> list[ScenarioResult]:
     """Every scenario's result, in order. A crash or a timeout is a failing result of the scenario that was running."""
+    names = scenario_names()
+    unknown = [name for name in job.only if name not in names]
+    chosen = [name for name in names if not job.only or name in job.only]
+    deadline = time.monotonic() + timeout_s
+    count = max(1, min(workers or (WORKERS if job.device == "cpu" else 1), len(chosen), os.cpu_count() or 1))
+    shares = [chosen[i::count] for i in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        parts = list(pool.map(lambda share: _run_share(job, share, python, deadline), shares))
+    found = {result.scenario: result for part in parts for result in part}
+    missing = [_failure(name, "there is no such scenario") for name in unknown]
+    return [*missing, *(found[name] for name in chosen if name in found)]
+
+
+def _failure(scenario: str, detail: str, trace: str = "") -> ScenarioResult:
+    return ScenarioResult(scenario, "fail", None, detail, 0.0, trace=trace)
+
+
+def _run_share(job: Job, names: Sequence[str], python: str, deadline: float) -> list[ScenarioResult]:
+    """One process after another until each scenario has a result: a crash costs the scenario that it happened in."""
+    found: list[ScenarioResult] = []
+    pending = list(names)
+    while pending and time.monotonic() < deadline:
+        once = _run_once(job, pending, python, deadline - time.monotonic())
+        found.extend(once.results)
+        done = {result.scenario for result in once.results}
+        pending = [name for name in pending if name not in done]
+        if not pending:
+            break
+        broken = once.running or pending[0]
+        pending.remove(broken)
+        found.append(_failure(broken, once.trouble, once.errors))
+        if not once.running:  # it died before any scenario: it would again
+            found.extend(_failure(name, once.trouble) for name in pending)
+            pending = []
+    found.extend(_failure(name, "did not run: the time limit was reached") for name in pending)
+    return found
+
+
+@dataclass(frozen=True)
+class _Once:
+    """What one process left: results, the scenario it was in when it ended, and what went wrong."""
+
+    results: list[ScenarioResult]
+    running: str
+    trouble: str
+    errors: str
+
+
+def _run_once(job: Job, names: Sequence[str], python: str, timeout_s: float) -> _Once:
     with tempfile.TemporaryDirectory(prefix="mlapatch-verify-") as folder:
-        results = Path(folder, "results.jsonl")
-        job_file = Path(folder, "job.json")
-        job_file.write_text(json.dumps(_content(job)), encoding="utf-8")
+        results, job_file = Path(folder, "results.jsonl"), Path(folder, "job.json")
         results.touch()
+        job_file.write_text(json.dumps(_content(job, names)), encoding="utf-8")
         command = [python, "-c", _PROGRAM, str(HARNESS), str(job_file), str(results)]
-        ended = _run(command, _environment(job), timeout_s)
-        return _read(results, ended, timeout_s)
+        trouble, errors = _spawn(command, _environment(job), timeout_s)
+        found, running = _read(results)
+        return _Once(found, running, trouble, errors)
 
 
-def _content(job: Job) -> dict[str, object]:
+def _content(job: Job, names: Sequence[str]) -> dict[str, object]:
     return {
         "stock": str(job.stock.resolve()),
         "patched": str(job.patched.resolve()),
         "package": str(job.package.resolve()),
         "device": job.device,
-        "only": list(job.only),
+        "only": list(names),
         "seed": job.seed,
         "exact": job.exact,
-        "flashinfer": job.flashinfer or _flashinfer(job.version),
+        "flashinfer": job.flashinfer or ("0.7.2" if Version(job.version) >= Version("0.5.22") else "0.6.18"),
     }
-
-
-def _flashinfer(version: str) -> str:
-    from packaging.version import Version
-
-    return "0.7.2" if Version(version) >= Version("0.5.22") else "0.6.18"
 
 
 def _environment(job: Job) -> dict[str, str]:
@@ -103,56 +167,53 @@ def _environment(job: Job) -> dict[str, str]:
     return environment
 
 
-@dataclass(frozen=True)
-class _Ended:
-    code: int | None
-    errors: str
-
-
-def _run(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> _Ended:
+def _spawn(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> tuple[str, str]:
+    """Runs the process; says in one line what went wrong, should a scenario have no result, and what it printed."""
     try:
         done = subprocess.run(
-            command, env=environment, timeout=timeout_s, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, errors="replace", check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        errors = error.stderr or ""
-        return _Ended(None, errors.decode(errors="replace") if isinstance(errors, bytes) else errors)
+            command,
+            env=environment,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "ran past the time limit", ""
     except OSError as error:
-        return _Ended(-1, f"{command[0]}: {error.strerror}")
-    return _Ended(done.returncode, done.stderr)
+        return f"{command[0]} cannot be run: {error.strerror}", ""
+    last = next((line.strip() for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
+    return f"the process ended with exit code {done.returncode}: {last}", done.stderr
 
 
-def _read(path: Path, ended: _Ended, timeout_s: float) -> list[ScenarioResult]:
+def _read(path: Path) -> tuple[list[ScenarioResult], str]:
     found: list[ScenarioResult] = []
     running = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except ValueError:  # cut off by a crash
             continue
-        if "started" in entry:
-            running = entry["started"]
-            continue
-        running = ""
-        found.append(
-            ScenarioResult(
-                entry["scenario"],
-                entry["result"],
-                entry["max_abs_diff"],
-                entry["detail"],
-                entry["seconds"],
-                entry.get("trace", ""),
-            )
-        )
-    if ended.code is None:
-        found.append(
-            ScenarioResult(running or "start", "fail", None, f"ran past {timeout_s:.0f} s, expected to end", timeout_s)
-        )
-    elif ended.code != 0:
-        last = next((line.strip() for line in reversed(ended.errors.splitlines()) if line.strip()), "no message")
-        detail = f"the process ended with exit code {ended.code}, expected 0: {last}"
-        found.append(ScenarioResult(running or "start", "fail", None, detail, 0.0, ended.errors))
-    elif not found:
-        found.append(ScenarioResult("start", "fail", None, "no scenario ran, expected at least one", 0.0))
-    return found
+        running = entry.get("started", "")
+        if not running:
+            found.append(_result(entry))
+    return found, running
+
+
+def _result(entry: dict[str, Any]) -> ScenarioResult:
+    def number(key: str) -> float | None:
+        value = entry.get(key)
+        return math.inf if value == "inf" else value
+
+    return ScenarioResult(
+        entry["scenario"],
+        entry["result"],
+        number("max_abs_diff"),
+        entry["detail"],
+        entry["seconds"],
+        number("stock_error"),
+        entry.get("trace", ""),
+    )

@@ -13,6 +13,7 @@ from .scenarios import WINDOW, Scenario, Step
 
 HEADS = 2
 NOPE_DIM, V_DIM = 128, 128
+SCALING = float((NOPE_DIM + ROPE_DIM) ** -0.5)
 DRAFT_STEPS = WINDOW
 
 
@@ -28,7 +29,7 @@ class Layer:
         self.tp_k_head_num = self.tp_v_head_num = HEADS if ragged else 1
         self.head_dim = self.qk_head_dim = NOPE_DIM + ROPE_DIM if ragged else HEAD_DIM
         self.v_head_dim = V_DIM if ragged else LORA_RANK
-        self.scaling = (NOPE_DIM + ROPE_DIM) ** -0.5
+        self.scaling = SCALING
         self.logit_cap = 0.0
         self.k_scale = self.v_scale = torch.tensor(0.5, device=device)
         self.k_scale_float = self.v_scale_float = 0.5
@@ -47,6 +48,9 @@ class ForwardBatch:
             raise AttributeError(name)
         return None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+
 
 @dataclass
 class Inputs:
@@ -58,7 +62,16 @@ class Inputs:
     q_rope: torch.Tensor | None
     k_rope: torch.Tensor | None
 
+    def query(self) -> torch.Tensor:
+        """The whole query, `[tokens, heads, 576]`, or 192 where it is ragged."""
+        return self.q if self.q_rope is None else torch.cat((self.q, self.q_rope), dim=-1)
+
+    def key(self) -> torch.Tensor:
+        """The whole key, `[tokens, 1, 576]`, or `[tokens, heads, 192]`."""
+        return self.k if self.k_rope is None else torch.cat((self.k, self.k_rope), dim=-1)
+
     def tensors(self) -> list[torch.Tensor]:
+        """All of them."""
         return [t for t in (self.q, self.k, self.v, self.q_rope, self.k_rope) if t is not None]
 
 
@@ -93,7 +106,7 @@ def table(scenario: Scenario, seed: int) -> torch.Tensor:
     longest = [0] * most
     for step in scenario.steps:
         extra = DRAFT_STEPS + 1 if step.mode == "draft" else 0
-        for r, (before, added) in enumerate(zip(step.prefix, step.added())):
+        for r, (before, added) in enumerate(zip(step.prefix, step.added(), strict=True)):
             for row in (r, len(step.prefix) - 1 - r):
                 longest[row] = max(longest[row], before + added + extra)
     page = int(scenario.flags.get("page_size", 1))
@@ -122,19 +135,19 @@ def make(scenario: Scenario, index: int, slots: torch.Tensor, seed: int, device:
     if index % 2:
         rows.reverse()
     added = step.added()
-    lens = tuple(before + n for before, n in zip(step.prefix, added))
-    live = sorted({int(slots[row, p]) for row, n in zip(rows, step.prefix) for p in range(n)})
+    lens = tuple(before + n for before, n in zip(step.prefix, added, strict=True))
+    live = sorted({int(slots[row, p]) for row, n in zip(rows, step.prefix, strict=True) for p in range(n)})
     content = [
         torch.randn((len(live), HEAD_DIM), generator=random).bfloat16().to(device) for _ in range(scenario.layers)
     ]
     if step.mode == "draft":
         out_loc = torch.tensor(
-            [[int(slots[row, n + i]) for row, n in zip(rows, step.prefix)] for i in range(DRAFT_STEPS)]
+            [[int(slots[row, n + i]) for row, n in zip(rows, step.prefix, strict=True)] for i in range(DRAFT_STEPS)]
         )
         positions = torch.tensor(step.prefix)
         forwards, tokens = DRAFT_STEPS - 1, count
     else:
-        where = [(row, p) for row, n, m in zip(rows, step.prefix, added) for p in range(n, n + m)]
+        where = [(row, p) for row, n, m in zip(rows, step.prefix, added, strict=True) for p in range(n, n + m)]
         out_loc = torch.tensor([int(slots[row, p]) for row, p in where], dtype=torch.int64)
         positions = torch.tensor([p for _, p in where], dtype=torch.int64)
         forwards, tokens = 1, len(where)
@@ -143,9 +156,15 @@ def make(scenario: Scenario, index: int, slots: torch.Tensor, seed: int, device:
         for _ in range(forwards)
     ]
     return Plan(
-        step, torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(live, dtype=torch.int64, device=device),
-        content, out_loc.to(device), positions.to(device), inputs, lens,
-    )  # fmt: skip
+        step,
+        torch.tensor(rows, dtype=torch.int64, device=device),
+        torch.tensor(live, dtype=torch.int64, device=device),
+        content,
+        out_loc.to(device),
+        positions.to(device),
+        inputs,
+        lens,
+    )
 
 
 def _inputs(random: torch.Generator, tokens: int, ragged: bool, device: str) -> Inputs:
@@ -162,11 +181,8 @@ def _inputs(random: torch.Generator, tokens: int, ragged: bool, device: str) -> 
 def padded(inputs: Inputs, tokens: int) -> Inputs:
     """The same with zeros appended up to `tokens` rows."""
 
-    def pad(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None:
-            return None
+    def pad(tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat((tensor, tensor.new_zeros((tokens - tensor.shape[0], *tensor.shape[1:]))))
 
-    parts = [pad(t) for t in (inputs.q, inputs.k, inputs.v, inputs.q_rope, inputs.k_rope)]
-    assert parts[0] is not None and parts[1] is not None and parts[2] is not None
-    return Inputs(parts[0], parts[1], parts[2], parts[3], parts[4])
+    rope = [None if t is None else pad(t) for t in (inputs.q_rope, inputs.k_rope)]
+    return Inputs(pad(inputs.q), pad(inputs.k), pad(inputs.v), rope[0], rope[1])

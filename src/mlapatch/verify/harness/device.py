@@ -1,7 +1,8 @@
 """Where a scenario runs: a CUDA device as it is, or a CPU that answers for one.
 
-On the CPU every `device="cuda"` of SGLang's source means the CPU, pinned memory is plain memory, and `torch.cuda` answers the few
-questions that a backend asks. On both, new uninitialised tensors hold NaN, so that a result cannot depend on leftovers.
+On the CPU every `device="cuda"` of SGLang's source means the CPU, pinned memory is plain memory, and `torch.cuda`
+answers the few questions that a backend asks. On both, new uninitialised tensors hold NaN, so that a result cannot
+depend on leftovers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def fill_garbage(tensor: torch.Tensor) -> None:
         fill_nan(tensor)
 
 
-class Placement(TorchFunctionMode):
+class Placement(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     """Sends CUDA to the CPU where there is no GPU, and fills uninitialised tensors."""
 
     def __init__(self, device: str) -> None:
@@ -102,5 +103,6 @@ def install(device: str) -> Placement:
         for name, answer in answers.items():
             setattr(torch.cuda, name, answer)
     placement = Placement(device)
-    placement.__enter__()
+    enter: Any = placement.__enter__  # torch leaves it untyped
+    enter()
     return placement

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import batch, poison, recording, replay, specs, standins
+from . import batch, indices, poison, recording, replay, specs, standins
 from .batch import DRAFT_STEPS, HEADS, ForwardBatch, Inputs, Layer, Plan
 from .pool import HEAD_DIM, LORA_RANK, PACKED_DIM, ROPE_DIM, KVPool, RequestTable
 from .reads import PoolReads
@@ -29,7 +29,8 @@ class Skip(Exception):
 
 @dataclass
 class Taken:
-    """What came out of one step: outputs `[tokens, heads * dim]` a forward and layer, valid rows, wrapper records, slots loaded."""
+    """What came out of one step: outputs `[tokens, heads * dim]` a forward and layer, valid rows, wrapper records,
+    slots loaded."""
 
     step: int
     outputs: list[torch.Tensor]
@@ -50,11 +51,13 @@ class Messages(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keeps the text."""
         self.lines.append(record.getMessage())
 
 
 class Side:
-    """One backend in its own world. `stock_names` are the attributes of the stock twin's objects, None for the stock side."""
+    """One backend in its own world. `stock_names` are the attributes of the stock twin's objects, None for the stock
+    side."""
 
     def __init__(
         self, scenario: Scenario, path: Path, package: Path, device: str, seed: int, wrappers: Any, recorder: Recorder
@@ -68,7 +71,8 @@ class Side:
         logger.handlers, logger.propagate = [self.messages], False
         logger.setLevel(logging.DEBUG)
         self.module: types.ModuleType = standins.load(path, standins.BACKEND_MODULE)
-        if device != "cpu":
+        if device != "cpu":  # flashinfer is the real one there, so the recording class goes in by hand
+            vars(self.module).update(wrappers)
             recording.fast_plans(self.module, recorder)
         self.modes = self.world.resolve("sglang.srt.model_executor.forward_batch_info", "ForwardMode")
         self.slots = batch.table(scenario, seed)
@@ -83,50 +87,42 @@ class Side:
         self.runner = self._runner(page)
         self.layers = [Layer(i, device=device) for i in range(scenario.layers)]
         self.ragged_layers = [Layer(i, ragged=True, device=device) for i in range(scenario.layers)]
-        self._needs()
 
     def _runner(self, page: int) -> SimpleNamespace:
         slots = self.slots.to(self.device)
         config = SimpleNamespace(
-            context_len=self.scenario.context, num_attention_heads=HEADS, kv_lora_rank=LORA_RANK, qk_nope_head_dim=batch.NOPE_DIM,
-            qk_rope_head_dim=ROPE_DIM, v_head_dim=batch.V_DIM, scaling=self.layer_scale(), num_hidden_layers=self.scenario.layers,
-            get_num_kv_heads=lambda _: 1, hf_config=SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]), head_dim=HEAD_DIM,
-        )  # fmt: skip
+            context_len=self.scenario.context,
+            num_attention_heads=HEADS,
+            kv_lora_rank=LORA_RANK,
+            qk_nope_head_dim=batch.NOPE_DIM,
+            qk_rope_head_dim=ROPE_DIM,
+            v_head_dim=batch.V_DIM,
+            scaling=batch.SCALING,
+            num_hidden_layers=self.scenario.layers,
+            get_num_kv_heads=lambda _: 1,
+            hf_config=SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]),
+            head_dim=HEAD_DIM,
+        )
         return SimpleNamespace(
-            device=self.device, dtype=torch.bfloat16, kv_cache_dtype=self.pool.dtype, page_size=page, model_config=config,
-            req_to_token_pool=RequestTable(slots), token_to_kv_pool=self.pool, server_args=self.world.server_args,
-            kv_index_translator=standins.indices.Translator(slots), is_draft_worker=False, max_running_requests=len(slots),
+            device=self.device,
+            dtype=torch.bfloat16,
+            kv_cache_dtype=self.pool.dtype,
+            page_size=page,
+            model_config=config,
+            req_to_token_pool=RequestTable(slots),
+            token_to_kv_pool=self.pool,
+            server_args=self.world.server_args,
+            kv_index_translator=indices.Translator(slots),
+            is_draft_worker=False,
+            max_running_requests=len(slots),
             token_to_kv_pool_allocator=SimpleNamespace(),
-            tp_rank=0, tp_size=1, gpu_id=0, spec_algorithm=None, sliding_window_size=None, is_hybrid=False,
-        )  # fmt: skip
-
-    @staticmethod
-    def layer_scale() -> float:
-        return Layer(0).scaling
-
-    def _needs(self) -> None:
-        """Raises Skip where the release lacks what the scenario drives."""
-        members = self.modes.__members__
-        backend = self.module.FlashInferMLAAttnBackend
-        capture = getattr(backend, "init_forward_metadata_capture_cuda_graph", None)
-        modes = {step.mode for step in self.scenario.steps}
-        if "draft_extend" in modes and "DRAFT_EXTEND" not in members:
-            raise Skip("this release has no DRAFT_EXTEND mode (only DRAFT_EXTEND_V2)")
-        if "draft_extend_v2" in modes and "DRAFT_EXTEND_V2" not in members:
-            raise Skip("this release has no DRAFT_EXTEND_V2 mode")
-        if "dflash" in modes and not hasattr(backend, "_build_fast_verify_plan_kwargs"):
-            raise Skip("this release has no fast plan for DFLASH verify")
-        if any(mode == "draft_extend" for mode, _ in self.scenario.captures):
-            if capture is None or "is_draft_extend" not in capture.__code__.co_names:
-                raise Skip("this release does not capture draft extend in the flashinfer MLA backend")
-        if self.scenario.flags.get("captured_prefill") and not self._knows_captured_prefill():
-            raise Skip("this release has no captured prefill graphs")
-        if "dcp_size" in self.scenario.flags and not any("dcp" in name for name in vars(self.module)):
-            if "dcp_enabled" not in Path(str(self.module.__file__)).read_text(encoding="utf-8"):
-                raise Skip("this release has no decode context parallelism in the flashinfer MLA backend")
-
-    def _knows_captured_prefill(self) -> bool:
-        return any(name.startswith("is_in_") and name.endswith("_cuda_graph") for name in vars(self.module))
+            tp_rank=0,
+            tp_size=1,
+            gpu_id=0,
+            spec_algorithm=None,
+            sliding_window_size=None,
+            is_hybrid=False,
+        )
 
     def build(self) -> None:
         """Constructs the backend, as SGLang does after the pool; this is where a patch refuses."""
@@ -138,6 +134,9 @@ class Side:
         else:
             self.backend = self.module.FlashInferMLAAttnBackend(self.runner)
         self.parts = list(self.backend.attn_backends) if kind == "draft" else [self.backend]
+
+    def capture(self) -> None:
+        """Captures the graphs that the scenario replays."""
         if self.scenario.captures:
             replay.capture_all(self)
 
@@ -182,7 +181,7 @@ class Side:
 
     def _allowed(self, plan: Plan, after: int) -> set[int]:
         """Slots in the page table of the step's requests, and slot 0, which padding reads."""
-        rows = zip(plan.rows.tolist(), plan.lens)
+        rows = zip(plan.rows.tolist(), plan.lens, strict=True)
         return {0} | {int(self.slots[row, p]) for row, n in rows for p in range(n + after)}
 
     def _eager(self, plan: Plan) -> list[torch.Tensor]:
@@ -231,8 +230,7 @@ class Side:
             layer = self.ragged_layers[layer_id]
             result = backend.forward(one.q, one.k, one.v, layer, fb, save_kv_cache=False)
         elif self.scenario.backend == "flashmla":
-            q, k = torch.cat((one.q, one.q_rope), -1), torch.cat((one.k, one.k_rope), -1)  # type: ignore[list-item]
-            result = backend.forward(q.flatten(1), k, one.v, self.layers[layer_id], fb)
+            result = backend.forward(one.query().flatten(1), one.key(), one.v, self.layers[layer_id], fb)
         else:
             result = backend.forward(
                 one.q.flatten(1), one.k, one.v, self.layers[layer_id], fb, q_rope=one.q_rope, k_rope=one.k_rope
@@ -274,11 +272,19 @@ class Side:
         step, count = plan.step, len(plan.step.prefix)
         lens = torch.tensor(step.prefix if step.mode in replay.COMMITTED else plan.lens, dtype=torch.int64)
         return self.batch(
-            step.mode, count, plan.rows, lens.to(self.device), replay.host_lens(step.mode, lens), plan.out_loc, plan.positions,
-            self.spec(step.mode, torch.tensor(step.added(), dtype=torch.int32, device=self.device)), plan,
-        )  # fmt: skip
+            step.mode,
+            count,
+            plan.rows,
+            lens.to(self.device),
+            replay.host_lens(step.mode, lens),
+            plan.out_loc,
+            plan.positions,
+            self.spec(step.mode, torch.tensor(step.added(), dtype=torch.int32, device=self.device)),
+            plan,
+        )
 
     def spec(self, mode: Mode, added: torch.Tensor) -> Any:
+        """The speculative input of a mode, or None; `added` `[bs]` int32 tokens."""
         if mode in ("verify", "dflash"):
             return specs.verify(self.world, WINDOW, self.device, mode == "dflash")
         if mode in ("draft_extend", "draft_extend_v2"):
@@ -286,9 +292,19 @@ class Side:
         return specs.draft(self.world) if mode == "draft" else None
 
     def batch(
-        self, mode: Mode, count: int, rows: torch.Tensor, lens: torch.Tensor, host: torch.Tensor, out_loc: torch.Tensor,
-        positions: torch.Tensor, spec: Any, plan: Plan | None = None,
-    ) -> ForwardBatch:  # fmt: skip
+        self,
+        mode: Mode,
+        count: int,
+        rows: torch.Tensor,
+        lens: torch.Tensor,
+        host: torch.Tensor,
+        out_loc: torch.Tensor,
+        positions: torch.Tensor,
+        spec: Any,
+        plan: Plan | None = None,
+    ) -> ForwardBatch:
+        """What a backend gets: `rows`, `lens` and `host` (on the host) `[count]`, `out_loc` and `positions`
+        `[tokens]`."""
         fields: dict[str, Any] = {}
         if plan is not None and mode in ("extend", "ragged", "draft_extend", "draft_extend_v2"):
             added = plan.step.added()
@@ -299,7 +315,17 @@ class Side:
                 "extend_seq_lens_cpu": list(added),
             }
         return ForwardBatch(
-            forward_mode=self._mode(mode), batch_size=count, req_pool_indices=rows, seq_lens=lens, seq_lens_cpu=host,
-            seq_lens_sum=int(lens.sum()), out_cache_loc=out_loc, positions=positions, spec_info=spec,
-            token_to_kv_pool=self.pool, req_to_token_pool=self.runner.req_to_token_pool, attn_backend=self.backend, **fields,
-        )  # fmt: skip
+            forward_mode=self._mode(mode),
+            batch_size=count,
+            req_pool_indices=rows,
+            seq_lens=lens,
+            seq_lens_cpu=host,
+            seq_lens_sum=int(lens.sum()),
+            out_cache_loc=out_loc,
+            positions=positions,
+            spec_info=spec,
+            token_to_kv_pool=self.pool,
+            req_to_token_pool=self.runner.req_to_token_pool,
+            attn_backend=self.backend,
+            **fields,
+        )

@@ -1,9 +1,10 @@
-"""Capture and replay: a real CUDA graph, or on the CPU a log of the device's work with the host's decisions frozen in it.
+"""Capture and replay: a CUDA graph, or on the CPU a log of the device's work with the host's decisions frozen in it.
 
-A CPU capture runs the forward once under a dispatch mode that logs each tensor operation, each Triton launch and each attention
-kernel, with the very tensors they used. A replay performs the logged work again, in order, into the same tensors. Python does not run
-again, so a size, a branch or a grid that the host chose at capture stays as it was, as on a GPU. What a capture forbids on a GPU
-(reading a value back to the host, results whose shape depends on data) is refused here too.
+A CPU capture runs the forward once under a dispatch mode that logs each tensor operation, each Triton launch and each
+attention kernel, with the very tensors they used. A replay performs the logged work again, in order, into the same
+tensors. Python does not run again, so a size, a branch or a grid that the host chose at capture stays as it was, as on
+a GPU. What a capture forbids on a GPU (reading a value back to the host, results whose shape depends on data) is
+refused here too.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class CaptureError(RuntimeError):
     """The forward did something that a CUDA graph capture forbids."""
 
 
-class Log(TorchDispatchMode):
+class Log(TorchDispatchMode):  # type: ignore[no-untyped-call, misc, unused-ignore]
     """The device work of one capture, in order."""
 
     current: Log | None = None
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.work: list[Callable[[], None]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -85,6 +86,7 @@ class CpuGraph:
             Log.current, Clock.capturing = None, False
 
     def replay(self) -> None:
+        """Does the logged work again."""
         for work in self._log.work:
             work()
 
@@ -96,16 +98,19 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, forward: Callable[[], Any]) -> Any:
+        """Captures `forward`; its result keeps its tensors over every replay."""
         torch.cuda.synchronize()
         with torch.cuda.graph(self._graph):
             return forward()
 
     def replay(self) -> None:
+        """Replays, and waits for the end."""
         self._graph.replay()
         torch.cuda.synchronize()
 
 
 def new_graph(device: str) -> CpuGraph | CudaGraph:
+    """A graph for that device, not yet captured."""
     return CpuGraph() if device == "cpu" else CudaGraph()
 
 

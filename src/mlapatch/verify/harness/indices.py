@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001, ARG002 - the signatures are SGLang's
 """Stand-ins for SGLang's index-building kernels and its id translator, in torch, on any device."""
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class RequestIndices:
 class DraftIndices:
     """`generate_draft_decode_kv_indices[(steps, requests, topk)](...)` for topk 1.
 
-    Step i of request r sees its committed tokens and the i + 1 that follow: `kv_indices[i]` holds them at
-    `sum(lens before r) + r * (i + 1)`, `kv_indptr[i]` is the prefix sum of `positions` plus `i + 1` a request. `parameters` are the
-    release's own parameter names, since their order differs between releases.
+    Step i of request r sees its committed tokens and the i + 1 that follow: `kv_indices[i]` holds them at `sum(lens
+    before r) + r * (i + 1)`, `kv_indptr[i]` is the prefix sum of `positions` plus `i + 1` a request. `parameters` are
+    the release's own parameter names, since their order differs between releases.
     """
 
     def __init__(self, parameters: list[str]) -> None:
@@ -48,10 +49,11 @@ class DraftIndices:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         steps, requests, topk = grid
-        assert topk == 1, "the flashinfer MLA backend takes topk 1 only"
+        if topk != 1:
+            raise ValueError("the flashinfer MLA backend takes topk 1 only")
 
         def run(*args: Any, **kwargs: Any) -> None:
-            given = {**dict(zip(self._parameters, args)), **kwargs}
+            given = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
             table, rows, lens = given["req_to_token"], given["req_pool_indices"], given["paged_kernel_lens"]
             out, indptr, positions = given["kv_indices"], given["kv_indptr"], given["positions"]
             for i in range(steps):
@@ -113,6 +115,7 @@ class Translator:
         """0.5.19: a static pool needs none."""
 
     def translate_dcp_read_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """The ids as they are."""
         return ids
 
 
@@ -131,7 +134,8 @@ def keep_own_share(
     fast_decode_kwargs: dict[str, Any],
     bs: int,
 ) -> int:
-    """`plan_dcp_decode_metadata` of rank 0: drops the positions of other ranks from the indices, in place; returns how many stay."""
+    """`plan_dcp_decode_metadata` of rank 0: drops the positions of other ranks from the indices, in place; returns how
+    many stay."""
     offsets, kept = [0], []
     for r in range(bs):
         first, last = int(kv_indptr[r]), int(kv_indptr[r + 1])

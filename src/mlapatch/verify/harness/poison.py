@@ -19,8 +19,8 @@ _SMALLEST = 64
 def poison(module: types.ModuleType, objects: Iterable[tuple[object, set[str]]], spared: set[int]) -> int:
     """Fills every floating tensor that the patched module holds, and every one in an attribute that stock objects lack.
 
-    `objects` are (object, attributes that its stock twin has); `spared` are the storages of pools and inputs. Returns how many
-    tensors were filled.
+    `objects` are (object, attributes that its stock twin has); `spared` are the storages of pools and inputs. Returns
+    how many tensors were filled.
     """
     seen: set[int] = set()
     found: list[torch.Tensor] = []

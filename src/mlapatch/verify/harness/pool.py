@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002 - the signatures are SGLang's
 """Stand-ins for SGLang's MLA KV pool and its table of request slots."""
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ class KVPool:
         return self.kv_buffer[layer_id - self.start_layer].view(self.dtype)
 
     def get_value_buffer(self, layer_id: int) -> torch.Tensor:
+        """The latent part of the arena, `[slots, 1, 512]`."""
         return self.get_key_buffer(layer_id)[..., :LORA_RANK]
 
     def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both views of the arena."""
         return self.get_key_buffer(layer_id), self.get_value_buffer(layer_id)
 
     def get_mla_kv_buffer(

@@ -18,6 +18,7 @@ class PoolReads:
         self.slots: set[int] = set()
 
     def note(self, pointers: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> None:
+        """One load: addresses, and which of them are read."""
         address = pointers[mask] if mask.shape == pointers.shape else pointers.ravel()
         for base, size, row in self._ranges:
             offset = address.astype(np.int64) - base
@@ -26,6 +27,7 @@ class PoolReads:
                 self.slots.update(int(slot) for slot in np.unique(inside // row))
 
     def take(self) -> set[int]:
+        """The slots since the last time."""
         slots, self.slots = self.slots, set()
         return slots
 
@@ -33,8 +35,8 @@ class PoolReads:
 def trace_interpreter() -> None:
     """Reports each load of the interpreter to the active collector.
 
-    Also lets masks be what they are on a GPU: Triton 3.9 gives a scalar condition that is spread over a block the type int32, and then
-    refuses it as a mask.
+    Also lets masks be what they are on a GPU: Triton 3.9 gives a scalar condition that is spread over a block the type
+    int32, and then refuses it as a mask.
     """
     from triton.runtime import interpreter
 

@@ -63,9 +63,10 @@ def ints(values: torch.Tensor | Sequence[int]) -> tuple[int, ...]:
 def slots_of(
     indices: torch.Tensor, kv_indptr: Sequence[int], kv_lens: Sequence[int], page_size: int
 ) -> list[torch.Tensor]:
-    """For each request the rows of the cache that its plan names, `[len]` int64: page `indices[i]` holds `page_size` of them."""
+    """For each request the rows of the cache that its plan names, `[len]` int64: page `indices[i]` holds `page_size` of
+    them."""
     found = []
-    for first, n in zip(kv_indptr, kv_lens):
+    for first, n in zip(kv_indptr, kv_lens, strict=False):  # offsets have one more
         token = torch.arange(n, device=indices.device)
         pages = indices[first : first + -(-n // page_size)].long()
         if pages.numel() * page_size < n:

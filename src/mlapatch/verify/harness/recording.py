@@ -24,9 +24,14 @@ def mla_wrapper(recorder: Recorder) -> type:
         """Records, then does as flashinfer does."""
 
         def plan(
-            self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, kv_len_arr: torch.Tensor, *rest: Any,
+            self,
+            qo_indptr: torch.Tensor,
+            kv_indptr: torch.Tensor,
+            kv_indices: torch.Tensor,
+            kv_len_arr: torch.Tensor,
+            *rest: Any,
             **more: Any,
-        ) -> Any:  # fmt: skip
+        ) -> Any:
             result = super().plan(qo_indptr, kv_indptr, kv_indices, kv_len_arr, *rest, **more)
             names = (
                 "num_heads",
@@ -38,13 +43,21 @@ def mla_wrapper(recorder: Recorder) -> type:
                 "q_data_type",
                 "kv_data_type",
             )
-            given = {**dict(zip(names, rest)), **more}
+            given = {**dict(zip(names, rest, strict=False)), **more}
             offsets = ints(kv_indptr)
             self._recorded = Plan(
-                ints(qo_indptr), offsets, ints(kv_len_arr), given["num_heads"], given["causal"],
-                (given["head_dim_ckv"], given["head_dim_kpe"]), given["page_size"], given["sm_scale"], str(given["q_data_type"]),
-                str(given["kv_data_type"]), ints(kv_indices[: offsets[-1]]),
-            )  # fmt: skip
+                ints(qo_indptr),
+                offsets,
+                ints(kv_len_arr),
+                given["num_heads"],
+                given["causal"],
+                (given["head_dim_ckv"], given["head_dim_kpe"]),
+                given["page_size"],
+                given["sm_scale"],
+                str(given["q_data_type"]),
+                str(given["kv_data_type"]),
+                ints(kv_indices[: offsets[-1]]),
+            )
             recorder.plans.append(self._recorded)
             return result
 

@@ -8,17 +8,18 @@ from .batch import Inputs, Layer, Plan
 
 
 def expected(plan: Plan, slots: torch.Tensor, size: int, cache: torch.dtype) -> list[torch.Tensor]:
-    """For each forward and layer `[tokens, heads * 512]` float64; `slots` is the request table, `size` the arena's rows."""
+    """For each forward and layer `[tokens, heads * 512]` float64; `slots` is the request table, `size` the arena's
+    rows."""
     slots, outputs = slots.cpu(), []
     stores = [_store(plan, layer, size, cache) for layer in range(len(plan.content))]
     draft = plan.step.mode == "draft"
     for i, layers in enumerate(plan.inputs):
         for layer, one in enumerate(layers):
-            if one.q_rope is None or one.k_rope is None:
+            if one.q_rope is None:
                 outputs.append(_ragged(plan, one))
                 continue
             count = len(plan.step.prefix) * (1 if draft else 0) or sum(plan.step.added())
-            keys = torch.cat((one.k, one.k_rope), dim=-1)[:count, 0].cpu().to(cache).double()
+            keys = one.key()[:count, 0].cpu().to(cache).double()
             stores[layer][(plan.out_loc[i] if draft else plan.out_loc).cpu()[:count]] = keys
             outputs.append(_attend(plan, one, stores[layer], slots, i + 1 if draft else None))
     return outputs
@@ -32,11 +33,10 @@ def _store(plan: Plan, layer: int, size: int, cache: torch.dtype) -> torch.Tenso
 
 
 def _attend(plan: Plan, one: Inputs, store: torch.Tensor, slots: torch.Tensor, drafted: int | None) -> torch.Tensor:
-    assert one.q_rope is not None
-    query = torch.cat((one.q, one.q_rope), dim=-1).cpu().double()
+    query = one.query().cpu().double()
     added = plan.step.added() if drafted is None else (1,) * len(plan.step.prefix)
     rows, t = [], 0
-    for row, before, new in zip(plan.rows.tolist(), plan.step.prefix, added):
+    for row, before, new in zip(plan.rows.tolist(), plan.step.prefix, added, strict=True):
         for n in range(new):
             visible = before + (n + 1 if drafted is None else drafted)
             keys = store[slots[row, :visible].long()]

@@ -104,9 +104,9 @@ def replay(side: Side, plan: Plan) -> list[torch.Tensor]:
     fb.req_pool_indices.zero_()[:count] = plan.rows
     fb.out_cache_loc.zero_()[..., : plan.out_loc.shape[-1]] = plan.out_loc
     fb.positions.fill_(fill)[: plan.positions.numel()] = plan.positions
-    for static, given in zip(captured.inputs, plan.inputs):
-        for into, one in zip(static, given):
-            for a, b in zip(into.tensors(), one.tensors()):
+    for static, given in zip(captured.inputs, plan.inputs, strict=True):
+        for into, one in zip(static, given, strict=True):
+            for a, b in zip(into.tensors(), one.tensors(), strict=True):
                 a.zero_()[: b.shape[0]] = b
     added = torch.tensor([*plan.step.added(), *[1] * (bs - count)], dtype=torch.int32, device=side.device)
     spec = side.spec(mode, added)
@@ -133,5 +133,6 @@ def _replay_metadata(side: Side, fb: ForwardBatch, bs: int) -> None:
 
 
 def host_lens(mode: Mode, lens: torch.Tensor) -> torch.Tensor:
-    """A DFLASH verify's host lengths include the window, as `_build_fast_verify_plan_kwargs` of 0.5.19 and later says."""
+    """A DFLASH verify's host lengths include the window, as `_build_fast_verify_plan_kwargs` of 0.5.19 and later
+    says."""
     return lens + WINDOW if mode == "dflash" else lens

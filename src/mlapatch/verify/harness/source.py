@@ -1,7 +1,7 @@
 """Takes single definitions out of the target release's source, without importing the release.
 
-Enums, length formulas and the index arguments of speculative inputs differ between releases; taking the release's own text keeps the
-stand-ins honest without a table of versions.
+Enums, length formulas and the index arguments of speculative inputs differ between releases; taking the release's own
+text keeps the stand-ins honest without a table of versions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import __future__ as future
 import ast
 import builtins
 import functools
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ class MissingDefinition(LookupError):
 
 @functools.cache
 def parse(path: Path) -> ast.Module:
+    """The file's syntax tree, read once."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
@@ -82,7 +82,8 @@ def take_method(package: Path, module: str, owner: str, method: str, resolve: Re
 
 def _execute(package: Path, module: str, node: ast.stmt, name: str, resolve: Resolve) -> Any:
     path = module_file(package, module)
-    assert path is not None
+    if path is None:
+        raise MissingDefinition(f"{module}.{name}")
     tree = parse(path)
     namespace: dict[str, Any] = {"__name__": module, "__builtins__": builtins}
     imported = {
@@ -100,7 +101,7 @@ def _execute(package: Path, module: str, node: ast.stmt, name: str, resolve: Res
         ):
             namespace[used] = resolve(module, used)
     code = compile(ast.Module([node], []), str(path), "exec", flags=future.annotations.compiler_flag, dont_inherit=True)
-    exec(code, namespace)
+    exec(code, namespace)  # noqa: S102 - verify runs the release's code, in a process of its own
     return namespace[name]
 
 
@@ -157,9 +158,3 @@ def _names(node: ast.stmt) -> set[str]:
     visitor = _WithoutAnnotations()
     visitor.visit(node)
     return visitor.names
-
-
-def new_module(name: str, path: Path) -> types.ModuleType:
-    module = types.ModuleType(name)
-    module.__file__ = str(path)
-    return module

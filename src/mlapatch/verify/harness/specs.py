@@ -56,9 +56,13 @@ def verify(world: World, window: int, device: str, dflash: bool) -> Any:
     """A verify of `window` tokens a request, chain shaped (topk 1)."""
     mask = None if dflash else torch.ones(1 << 16, dtype=torch.bool, device=device)
     return make(
-        world, "DFlashVerifyInput" if dflash else "EagleVerifyInput", draft_token_num=window, custom_mask=mask,
-        num_tokens_per_req=window, spec_steps=window - 1,
-    )  # fmt: skip
+        world,
+        "DFlashVerifyInput" if dflash else "EagleVerifyInput",
+        draft_token_num=window,
+        custom_mask=mask,
+        num_tokens_per_req=window,
+        spec_steps=window - 1,
+    )
 
 
 def draft_extend(world: World, accepted: torch.Tensor, window: int) -> Any:

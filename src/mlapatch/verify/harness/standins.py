@@ -1,7 +1,9 @@
-"""Stand-ins for every `sglang.*` module (and on the CPU for flashinfer), so that a backend's real source loads from its text.
+"""Stand-ins for every `sglang.*` module (and on the CPU for flashinfer), so that a backend's real source loads from its
+text.
 
-A name that a module asks for is looked up by name alone, since releases move things between modules: first in the table of stand-ins,
-then, for enums and formulas, in the release's own source, and last as a placeholder that says so when it is used.
+A name that a module asks for is looked up by name alone, since releases move things between modules: first in the table
+of stand-ins, then, for enums and formulas, in the release's own source, and last as a placeholder that says so when it
+is used.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,20 +142,32 @@ class WriteLoc:
 
     @classmethod
     def for_batch(cls, forward_batch: Any, **_: Any) -> WriteLoc:
+        """Where this batch writes."""
         return cls(forward_batch.out_cache_loc)
 
 
 def make_world(package: Path, device: str, flags: dict[str, Any], classes: dict[str, Any]) -> World:
-    """The world of one side: `flags` override server arguments, `classes` are the wrappers to hand out under flashinfer's names."""
+    """The world of one side: `flags` override server arguments, `classes` are the wrappers to hand out under
+    flashinfer's names."""
     unknown = set(flags) - set(SERVER_ARGS) - {"captured_prefill"}
-    assert not unknown, f"unknown flags {unknown}"
+    if unknown:
+        raise ValueError(f"a scenario sets server arguments that have no stand-in: {unknown}")
     args = SimpleNamespace(**{**SERVER_ARGS, **{k: v for k, v in flags.items() if k != "captured_prefill"}})
     world = World(package, device, args, captured_prefill=bool(flags.get("captured_prefill")))
     dcp = args.dcp_size
     parallel = SimpleNamespace(
-        attn_tp_size=1, attn_tp_rank=0, tp_size=1, attn_dp_size=1, attn_dcp_size=dcp, attn_dcp_rank=0, dcp_size=dcp, dcp_rank=0,
-        dcp_enabled=dcp > 1, attn_cp_size=1, moe_ep_size=1,
-    )  # fmt: skip
+        attn_tp_size=1,
+        attn_tp_rank=0,
+        tp_size=1,
+        attn_dp_size=1,
+        attn_dcp_size=dcp,
+        attn_dcp_rank=0,
+        dcp_size=dcp,
+        dcp_rank=0,
+        dcp_enabled=dcp > 1,
+        attn_cp_size=1,
+        moe_ep_size=1,
+    )
 
     static = SimpleNamespace(v2p_page_table=None, translate_kv_loc_dense=None, kernel_page_multiplier=1, enabled=False)
 
@@ -240,23 +254,22 @@ class _Finder(importlib.abc.MetaPathFinder):
     roots: tuple[str, ...] = ROOTS
     flashinfer = "0.6.18"
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, _path: object, _target: object = None) -> importlib.machinery.ModuleSpec | None:
         if fullname.split(".")[0] not in self.roots:
             return None
         return importlib.machinery.ModuleSpec(fullname, _Loader(), is_package=True)
 
 
 def install(flashinfer: str | None) -> None:
-    """Puts the stand-ins before everything else on the import path; flashinfer too, as that version, unless it is None."""
+    """Puts the stand-ins before everything else on the import path; flashinfer too, as that version, unless it is
+    None."""
     if flashinfer is not None:
         _Finder.roots, _Finder.flashinfer = (*ROOTS, "flashinfer"), flashinfer
         import importlib.metadata as metadata
 
         real = metadata.version
         names = ("flashinfer-python", "flashinfer_python", "flashinfer")
-        metadata.version = lambda name: flashinfer if name in names else real(name)
+        setattr(metadata, "version", lambda name: flashinfer if name in names else real(name))  # noqa: B010 - typed
     sys.meta_path.insert(0, _Finder())
 
 
@@ -269,9 +282,10 @@ def enter(world: World) -> None:
 
 def load(path: Path, name: str) -> types.ModuleType:
     """Executes a source file as module `name` in the world that is entered."""
-    module = source.new_module(name, path)
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
     module.__package__ = name.rpartition(".")[0]
     sys.modules[name] = module
     code = compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
-    exec(code, module.__dict__)
+    exec(code, module.__dict__)  # noqa: S102 - this is what verify is for, in a process of its own
     return module

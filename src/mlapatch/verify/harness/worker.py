@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import batch, compare, device, graph, reads, reference, standins
+from . import batch, compare, device, graph, reads, reference, standins, wrappers
 from .drive import Side, Skip, Taken
+from .needs import missing
 from .record import Recorder
 from .scenarios import SCENARIOS, Scenario
 
@@ -27,7 +28,7 @@ KEEPS_STOCK = re.compile(r"\bkeep\w* (SGLang's|stock)", re.IGNORECASE)
 FLAGS = (re.compile(r"--(nsa|dsa)-prefill-backend"), re.compile(r"--(nsa|dsa)-decode-backend"))
 """What a refusal of the packed pool must name."""
 
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Job:
     seed: int
     exact: bool
     flashinfer: str
-    only: list[str]
+    only: tuple[str, ...]
 
 
 class Raised(Exception):
@@ -50,90 +51,91 @@ class Raised(Exception):
     def __init__(self, where: str, error: BaseException) -> None:
         super().__init__(f"{where}: {type(error).__name__}: {error}")
         self.where, self.error = where, error
-        self.trace = "".join(traceback.format_exception(error))
+        self.trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def read_job(path: Path) -> Job:
+    """The job that `runner` wrote."""
+    raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    raw.update({name: Path(raw[name]) for name in ("stock", "patched", "package")}, only=tuple(raw["only"]))
+    return Job(**raw)
 
 
 def main(job_file: str, results_file: str) -> None:
-    """Runs the job and writes the results as they come, so that a crash leaves what was done and the name of what was not."""
-    raw = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    job = Job(
-        Path(raw["stock"]), Path(raw["patched"]), Path(raw["package"]), raw["device"], raw["seed"], raw["exact"],
-        raw["flashinfer"], raw["only"],
-    )  # fmt: skip
+    """Runs the job and writes results as they come, so that a crash leaves what was done and the name of what was
+    not."""
+    job = read_job(Path(job_file))
+    prepare(job)
+    with Path(results_file).open("a", encoding="utf-8") as out:
+
+        def write(entry: dict[str, Any]) -> None:
+            out.write(json.dumps(entry) + "\n")
+            out.flush()
+
+        for scenario in SCENARIOS:
+            if not job.only or scenario.name in job.only:
+                write({"started": scenario.name})
+                started = time.perf_counter()
+                found = judge(job, scenario)
+                write({**found, "scenario": scenario.name, "seconds": round(time.perf_counter() - started, 3)})
+
+
+def prepare(job: Job) -> None:
+    """Makes this process one in which SGLang's source loads."""
     torch.set_num_threads(1)
-    os.environ.setdefault("SGLANG_ENABLE_TORCH_COMPILE", "0")  # 0.4.6 reads it at import
+    os.environ.setdefault("SGLANG_ENABLE_TORCH_COMPILE", "0")  # 0.4.6 to 0.5.1 read it at import
     device.install(job.device)
     standins.install(job.flashinfer if job.device == "cpu" else None)
     if job.device == "cpu":
         graph.log_triton_launches()
         reads.trace_interpreter()
-    with Path(results_file).open("a", encoding="utf-8") as out:
-        for scenario in SCENARIOS:
-            if job.only and scenario.name not in job.only:
-                continue
-            out.write(json.dumps({"started": scenario.name}) + "\n")
-            out.flush()
-            started = time.perf_counter()
-            result = judge(job, scenario)
-            result.update(scenario=scenario.name, seconds=round(time.perf_counter() - started, 3))
-            out.write(json.dumps(result) + "\n")
-            out.flush()
 
 
 def judge(job: Job, scenario: Scenario) -> dict[str, Any]:
-    """One scenario on both sides: `result`, `max_abs_diff` and a line of `detail`."""
+    """One scenario on both sides: `result`, `max_abs_diff`, `stock_error` and a line of `detail`."""
     if scenario.cuda_only and job.device == "cpu":
         return _result("skip", "needs a GPU")
     try:
         if scenario.must_refuse:
             return _refusal(job, scenario)
         stock_side, stock = _drive(job, scenario, job.stock, None)
-    except (Skip, standins.StandInMissing) as reason:
+    except Skip as reason:
         return _result("skip", str(reason))
     except Raised as raised:
-        if isinstance(raised.error, standins.StandInMissing):
-            return _result("skip", str(raised.error))
-        return _result(
-            "fail", f"stock cannot run this scenario, so nothing can be said of the patch: {raised}", trace=raised.trace
-        )
+        if isinstance(raised.error, standins.StandInMissing) or scenario.stock_may_raise:
+            return _result("skip", f"stock does not run it: {raised}")
+        detail = f"stock cannot run this scenario, so nothing can be said of the patch: {raised}"
+        return _result("fail", detail, trace=raised.trace)
     names = {key: set(vars(value)) for key, value in stock_side.objects().items()}
     try:
         patched_side, patched = _drive(job, scenario, job.patched, names)
     except Raised as raised:
-        text = str(raised.error)
-        if any(word in text for word in scenario.may_refuse):
-            return _result("refused", text)
+        if any(word in str(raised.error) for word in scenario.may_refuse):
+            return _result("refused", str(raised.error))
         return _result("fail", f"patched code raised where stock does not: {raised}", trace=raised.trace)
     return _compare(job, scenario, stock_side, patched_side, stock, patched)
 
 
 def _drive(job: Job, scenario: Scenario, path: Path, names: dict[str, set[str]] | None) -> tuple[Side, list[Taken]]:
     recorder = Recorder()
-    side = _guard("loading the module", lambda: _side(job, scenario, path, recorder))
-    side.stock_names = names
-    _guard("construction and capture", side.build)
-    taken = [_guard(f"step {i + 1}", lambda i=i: side.run(i)) for i in range(len(scenario.steps))]  # type: ignore[misc]
-    return side, taken
-
-
-def _side(job: Job, scenario: Scenario, path: Path, recorder: Recorder) -> Side:
-    from . import wrappers
-
-    return Side(
-        scenario,
-        path,
-        job.package,
-        job.device,
-        job.seed,
-        wrappers.classes(recorder, job.device, job.flashinfer),
-        recorder,
+    classes = wrappers.classes(recorder, job.device, job.flashinfer)
+    side = _guard(
+        "loading the module",
+        lambda: Side(scenario, path, job.package, job.device, job.seed, classes, recorder),
     )
+    reason = missing(scenario, side) if names is None else ""
+    if reason:
+        raise Skip(reason)
+    side.stock_names = names
+    _guard("construction", side.build)
+    _guard("capture", side.capture)
+    return side, [_guard(f"step {i + 1}", lambda i=i: side.run(i)) for i in range(len(scenario.steps))]  # type: ignore[misc]
 
 
-def _guard(where: str, action: Callable[[], Result]) -> Result:
+def _guard(where: str, action: Callable[[], Value]) -> Value:
     try:
         return action()
-    except (Skip, KeyboardInterrupt):
+    except Skip:
         raise
     except Exception as error:
         raise Raised(where, error) from error
@@ -142,20 +144,21 @@ def _guard(where: str, action: Callable[[], Result]) -> Result:
 def _compare(
     job: Job, scenario: Scenario, stock_side: Side, patched_side: Side, stock: list[Taken], patched: list[Taken]
 ) -> dict[str, Any]:
-    largest = 0.0
-    for i, (want, got) in enumerate(zip(stock, patched)):
+    largest, stock_error = 0.0, 0.0
+    plain = scenario.cache == "bf16"
+    for i, (want, got) in enumerate(zip(stock, patched, strict=True)):
         expected = None
-        if not job.exact and scenario.flags.get("dcp_size", 1) == 1:
+        if scenario.flags.get("dcp_size", 1) == 1 and scenario.steps[i].mode != "idle":
             plan = batch.make(scenario, i, stock_side.slots, job.seed, "cpu")
             expected = reference.expected(plan, stock_side.slots, stock_side.pool.slots, stock_side.pool.dtype)
-        most, wrong = compare.steps(want, got, job.exact, scenario.cache == "bf16", expected)
+            stock_error = max(stock_error, compare.error(want, expected))
+        rules = compare.Rules(job.exact or plain, plain, job.device, expected)
+        most, wrong = compare.step(want, got, rules)
         largest = max(largest, most)
         if wrong is not None:
-            return _result("fail", wrong.detail, largest)
+            return _result("fail", wrong.detail, largest, stock_error)
     said = [line for line in patched_side.messages.lines if KEEPS_STOCK.search(line)]
-    if said:
-        return _result("stock", said[0], largest)
-    return _result("pass", "", largest)
+    return _result("stock" if said else "pass", said[0] if said else "", largest, stock_error)
 
 
 def _refusal(job: Job, scenario: Scenario) -> dict[str, Any]:
@@ -166,22 +169,18 @@ def _refusal(job: Job, scenario: Scenario) -> dict[str, Any]:
         text = str(raised.error)
         missing = [flag.pattern for flag in FLAGS if not flag.search(text)]
         if missing:
-            return _result(
-                "fail", f"expected a refusal that names {' and '.join(missing)}, found {raised}", trace=raised.trace
-            )
-        if not raised.where.startswith("construction"):
-            return _result("fail", f"refused only at {raised.where}, expected at start: {text}")
+            wanted = " and ".join(missing)
+            return _result("fail", f"expected a refusal that names {wanted}, found {raised}", trace=raised.trace)
+        if raised.where != "construction":
+            return _result("fail", f"refused only at {raised.where}, expected at construction: {text}")
         return _result("refused", text)
-    return _result(
-        "fail", "read a pool of 656-byte packed rows, expected a refusal at start that names both flags to change"
-    )
+    return _result("fail", "read a pool of 656-byte packed rows, expected a refusal at start that names both flags")
 
 
-def _result(result: str, detail: str, largest: float | None = None, trace: str = "") -> dict[str, Any]:
-    line = " ".join(detail.split())
-    if largest is not None and largest == float("inf"):
-        largest = 1e300
-    found: dict[str, Any] = {"result": result, "max_abs_diff": largest, "detail": line}
-    if trace:
-        found["trace"] = trace
-    return found
+def _result(
+    result: str, detail: str, largest: float | None = None, stock_error: float | None = None, trace: str = ""
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"result": result, "detail": " ".join(detail.split())}
+    for name, value in (("max_abs_diff", largest), ("stock_error", stock_error)):
+        found[name] = "inf" if value == float("inf") else value  # JSON has no infinity
+    return {**found, "trace": trace} if trace else found

@@ -1,12 +1,14 @@
-"""flashinfer's MLA and ragged wrappers in plain torch, for a CPU.
+# ruff: noqa: ARG002 - the signatures are flashinfer's
+"""flashinfer's MLA wrapper in plain torch, for a CPU.
 
 Kept as in flashinfer 0.6.3 to 0.7.2, because patches and SGLang rely on it:
 
-- With `use_cuda_graph` `plan()` copies into the buffers given at construction; otherwise it rebinds them to its arguments.
-- `_cached_module.plan` writes the host's lengths into the wrapper's int workspace and nothing else. SGLang's `fast_mla_decode_plan`
-  calls only that, so `_kv_indptr_buf` keeps its old value.
-- `run()` takes offsets and lengths from the int workspace and the slots from `_kv_indices_buf`, both when the kernel executes; mask
-  mode, scales and tensors are fixed at the call, so a captured call keeps them.
+- With `use_cuda_graph` `plan()` copies into the buffers given at construction; otherwise it rebinds them to its
+  arguments.
+- `_cached_module.plan` writes the host's lengths into the wrapper's int workspace and nothing else. SGLang's
+  `fast_mla_decode_plan` calls only that, so `_kv_indptr_buf` keeps its old value.
+- `run()` takes offsets and lengths from the int workspace and the slots from `_kv_indices_buf`, both when the kernel
+  executes; mask mode, scales and tensors are fixed at the call, so a captured call keeps them.
 - Rows of `out` that no plan covers are not written.
 - Checks on dtypes and scales are those of 0.6.14 and later, checks on lengths those of 0.7.
 """
@@ -18,11 +20,10 @@ from typing import Any
 
 import torch
 
-from .device import CAPABILITY
+from . import contracts
 from .graph import launch
+from .ragged import BatchPrefillWithRaggedKVCacheWrapper
 from .record import Plan, Recorder, Run, ints, slots_of
-
-_KV_DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
 
 class PlanModule:
@@ -34,6 +35,7 @@ class PlanModule:
 
     @property
     def plan(self) -> _PlanCall:
+        """The native module's function."""
         return _PlanCall(self)
 
     def write(self, workspace: torch.Tensor, plan: Plan) -> None:
@@ -47,6 +49,7 @@ class PlanModule:
         self._details = details
 
     def take_details(self) -> dict[str, Any]:
+        """The details, once."""
         details, self._details = self._details, {}
         return details
 
@@ -76,7 +79,8 @@ class _PlanCall:
 
 
 def mla_wrapper(recorder: Recorder, version: tuple[int, int]) -> type:
-    """The class of `BatchMLAPagedAttentionWrapper` that reports to `recorder`; `version` is flashinfer's (major, minor)."""
+    """The class of `BatchMLAPagedAttentionWrapper` that reports to `recorder`; `version` is flashinfer's (major,
+    minor)."""
 
     class BatchMLAPagedAttentionWrapper:
         """MLA over paged slots; see the module's docstring for what is kept."""
@@ -118,16 +122,14 @@ def mla_wrapper(recorder: Recorder, version: tuple[int, int]) -> type:
             kv_data_type: torch.dtype,
             use_profiler: bool = False,
         ) -> None:
-            _check_plan(q_data_type, kv_data_type, head_dim_ckv, head_dim_kpe)
+            contracts.check_plan(q_data_type, kv_data_type, head_dim_ckv, head_dim_kpe)
             if version >= (0, 7):
-                _check_lengths(kv_indptr, kv_indices, kv_len_arr, page_size)
+                contracts.check_lengths(kv_indptr, kv_indices, kv_len_arr, page_size)
             if self._use_cuda_graph:
-                assert self._qo_indptr_buf is not None and self._kv_indptr_buf is not None
-                assert self._kv_indices_buf is not None and self._kv_len_arr_buf is not None
-                self._qo_indptr_buf.copy_(qo_indptr)
-                self._kv_indptr_buf.copy_(kv_indptr)
-                self._kv_indices_buf[: len(kv_indices)].copy_(kv_indices)
-                self._kv_len_arr_buf.copy_(kv_len_arr)
+                _given(self._qo_indptr_buf).copy_(qo_indptr)
+                _given(self._kv_indptr_buf).copy_(kv_indptr)
+                _given(self._kv_indices_buf)[: len(kv_indices)].copy_(kv_indices)
+                _given(self._kv_len_arr_buf).copy_(kv_len_arr)
             else:
                 self._qo_indptr_buf, self._kv_indptr_buf = qo_indptr, kv_indptr
                 self._kv_indices_buf, self._kv_len_arr_buf = kv_indices, kv_len_arr
@@ -188,7 +190,7 @@ def mla_wrapper(recorder: Recorder, version: tuple[int, int]) -> type:
             ):
                 if given != planned:
                     raise ValueError(f"{name}.dtype={given} does not match the planned dtype {planned}.")
-            scales = _scales(self._kv_data_type, ckv_scale, ckv_scale_arr, kpe_scale)
+            scales = contracts.scales(self._kv_data_type, ckv_scale, ckv_scale_arr, kpe_scale)
             if out is None:
                 out = torch.empty_like(q_nope)
             elif out.shape != q_nope.shape or out.dtype != q_nope.dtype:
@@ -197,8 +199,7 @@ def mla_wrapper(recorder: Recorder, version: tuple[int, int]) -> type:
                 )
             if return_lse and lse is None:
                 lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=self.device)
-            indices = self._planned_kv_indices_buf if version >= (0, 7) else self._kv_indices_buf
-            assert indices is not None
+            indices = _given(self._planned_kv_indices_buf if version >= (0, 7) else self._kv_indices_buf)
             cache = (ckv_cache, kpe_cache)
             query, causal, scale, base_e = (q_nope, q_pe), self._causal, self._sm_scale, return_lse_base_on_e
             workspace, result, sums = self._int_workspace_buffer, out, lse
@@ -213,44 +214,10 @@ def mla_wrapper(recorder: Recorder, version: tuple[int, int]) -> type:
     return BatchMLAPagedAttentionWrapper
 
 
-def _check_plan(q_dtype: torch.dtype, kv_dtype: torch.dtype, ckv: int, kpe: int) -> None:
-    if kv_dtype not in _KV_DTYPES:
-        raise ValueError(f"MLA kv_data_type {kv_dtype} is not supported. Supported dtypes: {list(_KV_DTYPES)}.")
-    if kv_dtype == torch.float8_e4m3fn and (CAPABILITY[0] != 9 or q_dtype != torch.bfloat16 or (ckv, kpe) != (512, 64)):
-        raise ValueError("FP8 kv_data_type for MLA needs SM90, a bfloat16 query, head_dim_ckv=512 and head_dim_kpe=64.")
-
-
-def _check_lengths(indptr: torch.Tensor, indices: torch.Tensor, lens: torch.Tensor, page_size: int) -> None:
-    for name, tensor in (("kv_indptr", indptr), ("kv_indices", indices), ("kv_len_arr", lens)):
-        if tensor.dtype != torch.int32:
-            raise ValueError(f"{name} metadata must have dtype torch.int32, got {tensor.dtype}.")
-    offsets = ints(indptr)
-    if len(offsets) != len(lens) + 1:
-        return
-    if offsets[-1] > indices.numel():
-        raise ValueError(f"kv_indices metadata has {indices.numel()} entries but kv_indptr[-1] is {offsets[-1]}.")
-    pages = [b - a for a, b in zip(offsets, offsets[1:])]
-    if pages != [math.ceil(n / page_size) for n in ints(lens)]:
-        raise ValueError("CSR metadata page counts in kv_indptr must equal ceil(kv_len_arr / page_size).")
-
-
-def _scales(
-    dtype: torch.dtype, ckv: float | None, ckv_arr: torch.Tensor | None, kpe: float | None
-) -> tuple[float, float]:
-    if dtype != torch.float8_e4m3fn:
-        if ckv is not None or ckv_arr is not None or kpe is not None:
-            raise ValueError("ckv_scale / ckv_scale_arr / kpe_scale are only valid when kv_data_type is FP8.")
-        return 1.0, 1.0
-    if (ckv is None) == (ckv_arr is None):
-        raise ValueError("Exactly one of ckv_scale or ckv_scale_arr is required when kv_data_type is FP8.")
-    if ckv is None:
-        raise ValueError("per-token scales have no stand-in; verify on a GPU.")
-    if kpe is None:
-        raise ValueError("kpe_scale is required when kv_data_type is FP8.")
-    for name, value in (("ckv_scale", float(ckv)), ("kpe_scale", float(kpe))):
-        if not math.isfinite(value) or value <= 0.0:
-            raise ValueError(f"{name} must be a finite positive value, got {value}")
-    return float(ckv), float(kpe)
+def _given(buffer: torch.Tensor | None) -> torch.Tensor:
+    if buffer is None:
+        raise ValueError("CUDA graph mode requires reserved qo_indptr, kv_indptr, kv_indices, and kv_len_arr buffers.")
+    return buffer
 
 
 def _attend(
@@ -275,11 +242,11 @@ def _attend(
     slots = slots_of(indices, kv[:count], lens, page_size)
     cache = (cache[0].reshape(-1, cache[0].shape[-1]), cache[1].reshape(-1, cache[1].shape[-1]))
     rows: list[torch.Tensor] = []
-    for r, (n, where) in enumerate(zip(lens, slots)):
+    for r, (n, where) in enumerate(zip(lens, slots, strict=True)):
         if n and (int(where.min()) < 0 or int(where.max()) >= cache[0].shape[0]):
             raise IndexError(f"request {r}: a planned slot is outside 0..{cache[0].shape[0] - 1}: {ints(where[:4])}...")
         # The kernel goes by strides: a cache wider than the head is read as if it were not, without an error.
-        nope, rope = (c[where, : q.shape[-1]].float() * s for c, q, s in zip(cache, query, scales))
+        nope, rope = (c[where, : q.shape[-1]].float() * s for c, q, s in zip(cache, query, scales, strict=True))
         keys = torch.cat((nope, rope), dim=-1)
         rows.append(keys)
         for t in range(qo[r], qo[r + 1]):
@@ -305,45 +272,9 @@ def _attend(
     )
 
 
-class BatchPrefillWithRaggedKVCacheWrapper:
-    """Prefill over keys given in full; no pool is read."""
-
-    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", **_: Any) -> None:
-        self._float_workspace_buffer = float_workspace_buffer
-        self._plan: dict[str, Any] | None = None
-
-    def plan(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, **rest: Any) -> None:
-        self._plan = {"qo": ints(qo_indptr), "kv": ints(kv_indptr), **rest}
-
-    begin_forward = plan
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sm_scale: float, **_: Any
-    ) -> torch.Tensor:
-        """`q` `[tokens, heads, qk]`, `k` `[keys, heads, qk]`, `v` `[keys, heads, vo]` -> `[tokens, heads, vo]`."""
-        return self.forward_return_lse(q, k, v, causal, sm_scale)[0]
-
-    run = forward
-
-    def forward_return_lse(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sm_scale: float, **_: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self._plan is not None, "run before plan"
-        out = torch.empty((*q.shape[:2], v.shape[-1]), dtype=q.dtype)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32)
-        qo, kv = self._plan["qo"], self._plan["kv"]
-        for r in range(len(qo) - 1):
-            keys, values = k[kv[r] : kv[r + 1]].float(), v[kv[r] : kv[r + 1]].float()
-            for t in range(qo[r], qo[r + 1]):
-                visible = keys.shape[0] - (qo[r + 1] - 1 - t) if causal else keys.shape[0]
-                score = torch.einsum("hd,nhd->hn", q[t].float(), keys[:visible]) * sm_scale
-                lse[t] = torch.logsumexp(score, dim=-1) / math.log(2.0)
-                out[t] = torch.einsum("hn,nhd->hd", torch.softmax(score, dim=-1), values[:visible]).to(out.dtype)
-        return out, lse
-
-
 def classes(recorder: Recorder, device: str, version: str) -> dict[str, type]:
-    """The wrappers of one side under the names that SGLang imports from flashinfer: stand-ins on the CPU, recorders on a GPU."""
+    """The wrappers of one side under the names that SGLang imports from flashinfer: stand-ins on the CPU, recorders on
+    a GPU."""
     if device == "cpu":
         major, minor = (int(part) for part in version.split(".")[:2])
         return {
