@@ -374,6 +374,40 @@ def test_a_signal_ends_the_whole_tree(bench: Bench, number: int) -> None:
     assert bench.left_behind() == []
 
 
+# -------------------------------------------------------------------------------------------------------- the script
+def test_the_script_through_launch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real script; `sglang.launch_server` is the fake, which gets the real arguments."""
+    site, model = bench.folder / "site" / "sglang", bench.folder / "model"
+    (site / "srt").mkdir(parents=True)
+    model.mkdir()
+    (model / "config.json").write_text('{"index_topk": 2048}')
+    (site / "__init__.py").touch()
+    (site / "srt" / "server_args.py").write_text("nsa_prefill_backend: str\n")
+    (site / "launch_server.py").write_text(
+        f"import os, sys\nos.execv(sys.executable, [sys.executable, {str(FAKE)!r}, *sys.argv[1:]])\n"
+    )
+    for name, value in {"PORT": str(bench.port), "MODEL_PATH": str(model), "TP_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(site.parent))
+    facts = PatchFacts(package=site, python=sys.executable)
+    monkeypatch.setattr("mlapatch.commands.launch.patch_facts", lambda *_: facts)
+    script = ROOT / "scripts" / "run_tp8_cds16.sh"
+    outcome = bench.launch(command=None, script=script, arguments=["--tp", "2"])
+    assert outcome.exit is Exit.OK, outcome.data
+    checks = {f["check"]: f for f in outcome.data["preflight"]}  # type: ignore[attr-defined]
+    assert checks["KV layout"]["state"] == "ok"
+    assert "chunked prefill size 64" in checks["page size"]["text"]
+    record = load_all(bench.folder / "logs")[0]
+    assert (record.port, record.command[-2:]) == (bench.port, ["--tp", "2"])
+    stop(logs=bench.folder / "logs")
+    assert bench.left_behind() == []
+    monkeypatch.delenv("MODEL_PATH")
+    with pytest.raises(MlapatchError) as raised:
+        bench.launch(command=None, script=script)
+    assert raised.value.exit is Exit.ENVIRONMENT
+    assert "MODEL_PATH" in raised.value.found
+
+
 # ------------------------------------------------------------------------------------------------------- preflight
 def test_preflight_stops_before_a_process_starts(bench: Bench) -> None:
     with socket.socket() as owner:

@@ -43,9 +43,8 @@ def text_of(findings: Any) -> str:
 
 # --------------------------------------------------------------------------------------------------------- options
 def test_options() -> None:
-    options = ServerOptions.of(
-        ["python", "-m", "x", "--tp", "8", "--port=9", "--enable-a", "--nsa-decode-backend", "trtllm", "--port", "10"]
-    )
+    line = "python -m x --tp 8 --port=9 --enable-a --nsa-decode-backend trtllm --port 10"
+    options = ServerOptions.of(line.split())
     assert (options.ranks, options.port, options.dsa_backends) == (8, 10, ("", "trtllm"))
     assert options.given["enable-a"] == ""
     assert options.number("absent") is None
