@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mlapatch
 from mlapatch.commands.trace import trace
 from mlapatch.errors import MlapatchError
 from mlapatch.measure.kernels import Group
+from mlapatch.measure.spool import Spool
 from tests.measure.synthetic import ACTIVE, CAST, Scene
 
 
@@ -151,3 +156,31 @@ def test_elements_come_from_the_grid() -> None:
     assert Group(CAST.replace(", 4, Trivial", ", 8, Trivial"), grid, block).elements == 2 * 495_552 * 576
     assert Group(STRIDED.replace("128, 4", "128, 2"), grid, block).elements == 495_552 * 288
     assert Group(CAST, (), ()).elements == 0
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_spooling_to_disk_changes_nothing(graphs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(layers=12, steps=5, graphs=graphs)
+    in_memory = run(tmp_path, scene)
+    monkeypatch.setattr(Spool.__init__, "__defaults__", (100,))
+    assert run(tmp_path, scene) == in_memory
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from mlapatch.commands.trace import trace
+assert trace(files=[Path(sys.argv[1])]).data["cast_found"]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    peaks = []
+    for steps in (10, 60):
+        path = Scene(steps=steps, graphs=False).write(tmp_path / f"{steps}.trace.json")
+        environment = {**os.environ, "PYTHONPATH": str(Path(mlapatch.__file__).parents[1])}
+        done = subprocess.run([sys.executable, "-c", PEAK, path], env=environment, capture_output=True, check=True)
+        peaks.append(int(done.stdout))
+    assert peaks[1] < 300
+    assert peaks[1] - peaks[0] < 40  # MiB; the second file is 50 MB larger
