@@ -61,7 +61,8 @@ def main() -> None:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "load": os.getloadavg()[0], "system": platform.platform()},
         "versions": {"python": platform.python_version(), "orjson": __import__("orjson").__version__},
-        "commit": _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "src") else ""),
+        "commit": _git("rev-parse", "HEAD")
+        + ("+changes" if _git("status", "--porcelain", "src/mlapatch/measure") else ""),
     }
     print(json.dumps(result, indent=2))
     target = ROOT / "bench" / "results" / f"trace_speed-{result['mode']}.json"
