@@ -53,9 +53,9 @@ def _root(
 
 
 def _register() -> None:
-    from mlapatch.cli import checking, measuring, patching, serving
+    from mlapatch.cli import checking, guarding, measuring, patching, serving
 
-    for room in (patching, checking, serving, measuring):
+    for room in (patching, checking, guarding, serving, measuring):
         room.register(app)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from mlapatch.assess import Assessment, as_json, assess, machine_of
 from mlapatch.catalogue import load_catalogue
 from mlapatch.engine.judgement import Verdict
+from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
+from mlapatch.guard import GuardReport, guard_state
 from mlapatch.install.target import find_target
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
 
@@ -27,13 +29,13 @@ def status(
     required = [catalogue.get(name).name for name in require or ()]
     target = find_target(sglang, python)
     found = assess(target, catalogue, machine_of(target, gpu=gpu, sm=sm))
-    guard = {"state": "unrecorded", "files": []}
+    guard = _guard(found)
     missing = [name for name in required if found.judgements[name].verdict is not Verdict.APPLIED]
-    data = as_json(found, guard)
+    data = as_json(found, guard.as_json())
     if required:
         data["required"] = {"patches": required, "missing": missing}
     blocks: list[Block] = [Warn(note) for note in target.notes]
-    blocks += [_head(found), _table(found)]
+    blocks += [_head(found, guard), _table(found)]
     blocks += [Text((f"next for {j.patch}: {j.next}",)) for j in found.judgements.values() if _wants_a_word(j.verdict)]
     if missing:
         found_instead = ", ".join(f"{name} is {found.judgements[name].verdict}" for name in missing)
@@ -45,7 +47,14 @@ def _wants_a_word(verdict: Verdict) -> bool:
     return verdict in (Verdict.LOST, Verdict.EDITED)
 
 
-def _head(found: Assessment) -> Pairs:
+def _guard(found: Assessment) -> GuardReport:
+    try:
+        return guard_state(found, scan=False)
+    except MlapatchError as error:
+        return GuardReport("violated", False, (), trouble=f"{error.what} ({error.where})")
+
+
+def _head(found: Assessment, guard: GuardReport) -> Pairs:
     target, flashinfer = found.target, found.machine.flashinfer
     rows = [
         ("sglang", f"{target.version or 'unknown version'} ({target.install}) in {target.package}"),
@@ -54,7 +63,7 @@ def _head(found: Assessment) -> Pairs:
     for file in found.files.values():
         state = file.state(bool(found.applied(file.relative)))
         rows.append((file.relative, f"{state}, sha256 {file.sha256}"))
-    rows.append(("digest", found.digest))
+    rows += [("guard", guard.text), ("digest", found.digest)]
     return Pairs(rows)
 
 

@@ -1,9 +1,11 @@
-"""Questions to git about a checkout, through GitPython; a user's settings change no answer."""
+"""Questions to git about a checkout, through GitPython; a user's settings change no answer, nor does a missing git."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from mlapatch.install.gitobjects import Objects
 
 #: No external diff, pager, hooks or prompts; a checkout owned by somebody else may be read.
 _SETTINGS = ("safe.directory=*", "core.fsmonitor=false", "core.quotePath=false", "color.ui=false")
@@ -12,7 +14,7 @@ _NOT_OURS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY
 
 def head_bytes(repository: Path, file: Path) -> bytes | None:
     """A file as HEAD has it, with the line ending that the working file has; None where git cannot say."""
-    committed = _git(repository, "cat-file", "blob", f"HEAD:{file.relative_to(repository).as_posix()}")
+    committed = committed_bytes(repository, "HEAD", file.relative_to(repository).as_posix())
     if committed is None:
         return None
     try:
@@ -24,9 +26,33 @@ def head_bytes(repository: Path, file: Path) -> bytes | None:
     return committed
 
 
+def committed_bytes(repository: Path, commit: str, path: str) -> bytes | None:
+    """A file's bytes in a commit, whatever git's filters would make of them; None where it is not there."""
+    found = _git(repository, "cat-file", "blob", f"{commit}:{path}")
+    if found is not None:
+        return found
+    objects = Objects(repository)
+    return objects.blob(objects.head() if commit == "HEAD" else commit, path)
+
+
+def committed_files(repository: Path, commit: str, folder: str) -> dict[str, str] | None:
+    """The object id of every file below a folder of a commit, by path inside the folder; None where nobody can say."""
+    listed = _git(repository, "ls-tree", "-r", "-z", "--full-tree", commit, "--", f"{folder}/")
+    if listed is None:
+        return Objects(repository).tree(commit, folder)
+    found = {}
+    for row in listed.decode("utf-8", "surrogateescape").split("\0"):
+        about, _, path = row.partition("\t")
+        mode, _, rest = about.partition(" ")
+        if mode.startswith("100"):
+            found[path.removeprefix(f"{folder}/")] = rest.rpartition(" ")[2]
+    return found
+
+
 def head_commit(repository: Path) -> str:
     """The commit that HEAD names ('' without one)."""
-    return (_git(repository, "rev-parse", "HEAD") or b"").decode().strip()
+    said = _git(repository, "rev-parse", "--verify", "HEAD^{commit}")
+    return said.decode().strip() if said is not None else Objects(repository).head()
 
 
 def _git(repository: Path, *args: str) -> bytes | None:
@@ -44,7 +70,7 @@ def _git(repository: Path, *args: str) -> bytes | None:
                 ["git", *settings, *args],
                 stdout_as_string=False,
                 strip_newline_in_stdout=False,
-                env={"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+                env={"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_REPLACE_OBJECTS": "1", "LC_ALL": "C"},
             )
     except (GitError, OSError):
         return None

@@ -1,0 +1,198 @@
+"""Which files of a package differ from where it came from: RECORD for a wheel, HEAD for a checkout, the same answers.
+
+Every file is read and hashed: a size, a time or git's index would each miss an edit that a tool put back or that
+`git update-index --assume-unchanged` hides. Compiled files and caches are not sources.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.install.target import Target
+from mlapatch.install.write import sha256
+
+_COMPILED = (".pyc", ".pyo", ".so")
+_SOURCES = (
+    *(".py", ".json", ".jinja", ".jinja2", ".toml", ".yaml"),
+    *(".cu", ".cuh", ".h", ".hpp", ".c", ".cc", ".cpp", ".hip"),
+)
+#: Written by SGLang's own build into a checkout.
+_GENERATED = ("_version.py", "_pb2.py", "_pb2_grpc.py")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the package came from: the digest of each file, by path inside the package.
+
+    `label` names it in a sentence, `commit` is set for a checkout. `complete`: it lists every file, so another one was
+    added by somebody.
+    """
+
+    label: str
+    digests: Mapping[str, str]
+    digest: Callable[[bytes], str]
+    read: Callable[[str], bytes | None]
+    commit: str = ""
+    complete: bool = True
+    kept: dict[str, bytes | None] = field(default_factory=dict)
+
+    def content(self, relative: str) -> bytes | None:
+        """A file as it came; None where it has none of that name, or where it cannot be had now (offline)."""
+        if relative not in self.digests:
+            return None
+        if relative not in self.kept:
+            self.kept[relative] = self.read(relative)
+        return self.kept[relative]
+
+    def unix(self, relative: str, data: bytes) -> bytes:
+        """A working file with the line endings of its origin (`core.autocrlf` changes them in a checkout)."""
+        if not self.commit or b"\r\n" not in data or self.digest(data) == self.digests.get(relative):
+            return data
+        plain = data.replace(b"\r\n", b"\n")
+        if self.digest(plain) == self.digests.get(relative):
+            return plain
+        origin = self.content(relative)
+        return plain if origin is not None and b"\r\n" not in origin else data
+
+    def sha256(self, relative: str) -> str:
+        """sha256 of a file as it came; '' where it has none of that name."""
+        if relative not in self.digests:
+            return ""
+        if not self.commit:
+            return self.digests[relative]
+        origin = self.content(relative)
+        return sha256(origin) if origin is not None else self.digests[relative]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The files of a target's package, compared with their origin (None: nothing says what they were)."""
+
+    target: Target
+    origin: Origin | None
+
+    def read(self, relative: str) -> bytes | None:
+        """A file's bytes now; None where it is gone. MlapatchError (exit 5) where it cannot be read."""
+        try:
+            with open(self.target.file(relative), "rb", buffering=0) as file:  # noqa: PTH123 - half the time of Path.open
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise MlapatchError(
+                Exit.ENVIRONMENT, "a file cannot be read", where=str(error.filename), found=str(error.strerror)
+            ) from None
+
+    @cached_property
+    def differing(self) -> dict[str, bytes | None]:
+        """Each file that is not as it came, with its bytes now (None: deleted), mlapatch's own edits included."""
+        if self.origin is None:
+            return {}
+        found = dict(self.among(self.origin.digests))
+        if self.origin.complete:
+            added = (path for path in _walk(self.target) if path not in self.origin.digests and _is_source(path))
+            found.update({path: self.read(path) for path in added})
+        return found
+
+    def among(self, paths: Mapping[str, object] | tuple[str, ...]) -> Iterator[tuple[str, bytes | None]]:
+        """Those of some files that are not as they came."""
+        origin = self.origin
+        if origin is None:
+            return
+        for path in paths:
+            if path not in origin.digests or path.endswith(_COMPILED):
+                continue
+            data = self.read(path)
+            if data is None or (
+                origin.digest(data) != origin.digests[path]
+                and origin.digest(origin.unix(path, data)) != origin.digests[path]
+            ):
+                yield path, data
+
+
+def origin_of(target: Target, *, fetch: bool) -> Origin | None:
+    """RECORD, else HEAD, else the wheel of the same version. Without `fetch` no wheel is asked for over the network."""
+    if target.install == "wheel" and target.record:
+        return _of_record(target, target.record, fetch)
+    if target.repository is not None and (found := _of_head(target)):
+        return found
+    return _of_wheel(target, fetch)
+
+
+def _of_record(target: Target, record: Mapping[str, str], fetch: bool, *, complete: bool = True) -> Origin:
+    inside = f"{target.package.name}/"
+    digests = {path.removeprefix(inside): digest for path, digest in record.items() if path.startswith(inside)}
+
+    def read(relative: str) -> bytes | None:
+        from mlapatch.install.wheels import WheelStore
+
+        store, path = WheelStore.default(), inside + relative
+        if target.version is None or not (fetch or store.has(target.version, [path])):
+            return None
+        try:
+            data = store.files(target.version, [path]).files.get(path)
+        except MlapatchError:  # offline, or a build that is on no index
+            return None
+        return data if data is not None and sha256(data) == digests[relative] else None
+
+    return Origin(f"the wheel of SGLang {target.version}", digests, sha256, read, complete=complete)
+
+
+def _of_head(target: Target) -> Origin | None:
+    from mlapatch.install.git import committed_bytes, committed_files, head_commit
+    from mlapatch.install.gitobjects import blob_id
+
+    repository = target.repository
+    assert repository is not None  # noqa: S101
+    commit, folder = head_commit(repository), target.package.relative_to(repository).as_posix()
+    digests = committed_files(repository, commit, folder) if commit else None
+    if not digests:  # an empty repository, or one that does not know the package
+        return None
+    like = next(iter(digests.values()))
+    return Origin(
+        f"commit {commit[:12]}",
+        digests,
+        lambda data: blob_id(data, like),
+        lambda relative: committed_bytes(repository, commit, f"{folder}/{relative}"),
+        commit=commit,
+    )
+
+
+def _of_wheel(target: Target, fetch: bool) -> Origin | None:
+    from mlapatch.install.wheels import WheelStore
+
+    if target.version is None:
+        return None
+    store = WheelStore.default()
+    try:
+        if not fetch and not store.has(target.version, []):
+            return None
+        return _of_record(target, store.files(target.version, []).record, fetch, complete=False)
+    except MlapatchError:
+        return None
+
+
+def _walk(target: Target) -> Iterator[str]:
+    """Every file below the package, by path inside it."""
+    pending = [str(target.package)]
+    cut = len(pending[0]) + 1
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        if entry.name != "__pycache__":
+                            pending.append(entry.path)
+                    else:
+                        yield entry.path[cut:]
+        except OSError:  # a folder that vanished or cannot be entered; its files are missed one by one
+            continue
+
+
+def _is_source(path: str) -> bool:
+    return path.endswith(_SOURCES) and not path.endswith(_GENERATED)
