@@ -77,9 +77,9 @@ def rename(scopes: Sequence[str], old: Sequence[str], new: str) -> Callable[[Sou
     return change
 
 
-def one_argument_a_line(source: Source) -> str:
+def one_argument_a_line(source: Source, scopes: Sequence[str] = SCOPES) -> str:
     edits = []
-    for scope in SCOPES:
+    for scope in scopes:
         for call in source.within(scope, lambda n: isinstance(n, ast.Call) and bool(n.args)):
             assert isinstance(call, ast.Call)
             for argument in (*call.args, *(k for k in call.keywords if k.arg)):
@@ -89,18 +89,18 @@ def one_argument_a_line(source: Source) -> str:
     return source.spliced(dict.fromkeys(edits))
 
 
-def unparsed(source: Source) -> str:
+def unparsed(source: Source, scopes: Sequence[str] = SCOPES) -> str:
     """Every simple statement of the scopes as `ast.unparse` writes it: one line, no comments inside."""
     edits = []
-    for scope in SCOPES:
+    for scope in scopes:
         for node in source.within(scope, lambda n: isinstance(n, (ast.Assign, ast.Expr, ast.Return))):
             edits.append((*source.span(node), ast.unparse(node)))
     return source.spliced(edits)
 
 
-def commented(source: Source) -> str:
+def commented(source: Source, scopes: Sequence[str] = SCOPES) -> str:
     edits = []
-    for scope in SCOPES:
+    for scope in scopes:
         for node in source.within(scope, lambda n: isinstance(n, (ast.Assign, ast.Expr))):
             assert isinstance(node, ast.stmt)
             start, end = source.span(node)

@@ -157,4 +157,12 @@ def unbound_names(source: bytes) -> set[str]:
     top = symtable.symtable(source.decode("utf-8-sig"), "file", "exec")
     bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
     visit(top, bound | set(dir(builtins)) | {"__file__", "__name__", "__annotations__", "__conditional_annotations__"})
-    return missing
+    return missing - set(_guarded(ast.parse(source)))
+
+
+def _guarded(tree: ast.Module) -> Iterator[str]:
+    """The names that the code asks for by `"name" in globals()` first."""
+    compares = [n for n in ast.walk(tree) if isinstance(n, ast.Compare) and ast.unparse(n).endswith(" in globals()")]
+    for node in compares:
+        if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
+            yield node.left.value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from tests.check.perturbations import (
     AMBIGUOUS,
     DRIFTED,
@@ -155,5 +157,32 @@ DOUBLED = [
     P("the class defined twice", appended(f"class {BACKEND}:\n    def forward_decode(self):\n        pass\n"), NOT_ONE),
 ]  # fmt: skip
 TABLE = [*FORMATTING, *NAMES, *ORDER, *UNRELATED, *CHANGED, *DOUBLED]
+
+FORWARD = "ModelRunner.forward"
+
+
+def _is_return(node: ast.AST) -> bool:
+    return isinstance(node, ast.Return) and isinstance(node.value, ast.Name) and node.value.id == "output"
+
+
+RUNNER_TABLE = [
+    P("runner: nothing", _same, FITS),
+    P("runner: one argument a line", lambda source: one_argument_a_line(source, [FORWARD]), FITS),
+    P("runner: each statement on one line", lambda source: unparsed(source, [FORWARD]), FITS),
+    P("runner: comments with our own markers", lambda source: commented(source, [FORWARD]), FITS),
+    P("runner: CRLF", _crlf, FITS),
+    P("runner: byte order mark", lambda source: "\ufeff" + source.text, FITS),
+    P("runner: no newline at the end", lambda source: source.text.rstrip("\n"), FITS),
+    P("runner: self renamed", rename([FORWARD], ["self"], "this"), MAY),
+    P("runner: forward_batch renamed", rename([FORWARD], ["forward_batch"], "batch"), MAY),
+    P("runner: output renamed", rename([FORWARD], ["output"], "result"), MAY),
+    P("runner: the same method elsewhere", copy_of(FORWARD, "forward", "OtherRunner"), FITS, commutes=False),
+    P("runner: body under with", under_with(FORWARD), FITS, commutes=False),
+    P("runner: class renamed", replaced("class ModelRunner", "class Runner"), DRIFTED),
+    P("runner: method renamed", replaced("    def forward(", "    def forward_step("), DRIFTED),
+    P("runner: the return twice", before_statement(FORWARD, _is_return, "if not forward_batch:\n    {it}"), AMBIGUOUS),
+    P("runner: forward defined twice", copy_of(FORWARD, "forward"), NOT_ONE),
+    P("runner: not Python", lambda source: source.text + "\ndef (:\n", DRIFTED),
+]  # fmt: skip
 
 assert len({p.name for p in TABLE}) == len(TABLE)

@@ -20,40 +20,36 @@ from mlapatch.engine.judgement import Judgement
 from mlapatch.engine.verdict import Fits, apply, definitions, judge
 from tests.check.perturbations import FITS, Perturbation
 from tests.check.source import NotHere, Source, outside, same_code, unbound_names
-from tests.check.table import TABLE
-from tests.corpus import ALL_CONTENTS, BACKEND, Corpus, cache_root
+from tests.check.table import RUNNER_TABLE, TABLE
+from tests.corpus import ALL_CONTENTS, BACKEND, RUNNER, Corpus, cache_root
 
 if TYPE_CHECKING:
     from mlapatch.engine.patch import Patch
 
 FULL = bool(os.environ.get("MLAPATCH_FULL"))
 VERSIONS = ALL_CONTENTS if FULL else ("0.5.9", "0.5.23")
-PATCHES = [patch for patch in load_catalogue().patches.values() if f"sglang/{patch.target}" == BACKEND]
+ALL_PATCHES = tuple(load_catalogue().patches.values())
+PATCHES = [patch for patch in ALL_PATCHES if f"sglang/{patch.target}" == BACKEND]
 REPLACED = {"to", "data_type"}  # the only identifiers that an edit may take away
 
-Case = tuple[str, Perturbation]
+CASES = [(BACKEND, p) for p in TABLE] + [(RUNNER, p) for p in RUNNER_TABLE]
 
 
 @lru_cache(maxsize=4)
-def original(version: str) -> bytes:
-    return Corpus(cache_root()).text(version)
+def original(version: str, path: str = BACKEND) -> bytes:
+    return Corpus(cache_root()).text(version, path)
 
 
 @lru_cache(maxsize=16)
 def patched(version: str, name: str) -> bytes:
-    patch = next(p for p in PATCHES if p.name == name)
-    result = apply(original(version), patch, Version(version))
+    patch = next(p for p in ALL_PATCHES if p.name == name)
+    result = apply(original(version, f"sglang/{patch.target}"), patch, Version(version))
     assert isinstance(result, Fits), result
     return result.source
 
 
 def changed(perturbation: Perturbation, data: bytes) -> bytes:
     return perturbation.change(Source(data.decode())).encode()
-
-
-@lru_cache(maxsize=2)
-def variant(version: str, perturbation: Perturbation) -> bytes:
-    return changed(perturbation, original(version))
 
 
 def concerned(patch: Patch, perturbation: Perturbation, version: Version) -> bool:
@@ -88,15 +84,17 @@ def identifiers(data: bytes) -> Counter[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("perturbation", TABLE, ids=str)
-def test_never_a_wrong_edit(version: str, perturbation: Perturbation) -> None:
+@pytest.mark.parametrize(
+    ("path", "perturbation"), CASES, ids=lambda value: str(value) if isinstance(value, Perturbation) else ""
+)
+def test_never_a_wrong_edit(version: str, path: str, perturbation: Perturbation) -> None:
     release = Version(version)
     try:
-        before = variant(version, perturbation)
+        before = changed(perturbation, original(version, path))
     except NotHere:
         pytest.skip("this file has nothing to change")
-    for patch in PATCHES:
-        if not patch.supports(release):
+    for patch in ALL_PATCHES:
+        if f"sglang/{patch.target}" != path or not patch.supports(release):
             continue
         verdict = judge(before, patch, release)
         allowed = perturbation.allowed if concerned(patch, perturbation, release) else FITS

@@ -211,7 +211,7 @@ def _from_refs(gathered: _Gathered, target: Target, refs: Sequence[str], chosen:
 
 
 def _summary(rows: Sequence[Row], failing: Sequence[tuple[Row, Judgement]], counted: set[str]) -> Text:
-    contents = len({row.sha256 for row in rows if row.sha256})
+    contents = len({(path, data) for row in rows for path, data in row.subject.files.items()})
     what = f"{len(rows)} checked, {contents} distinct file contents" if len(rows) > 1 else f"{len(rows)} checked"
     if failing:
         names = ", ".join(dict.fromkeys(f"{j.patch} on {row.subject.name}" for row, j in failing[:5]))
