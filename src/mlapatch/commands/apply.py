@@ -42,7 +42,8 @@ def apply(
     if dry_run:
         return _run(names, assess(target, catalogue, machine), dry_run=True, force=force)
     first = assess(target, catalogue, machine)
-    if not _plan(names, first, force)[0]:  # nothing to write: no lock, no state folder
+    wanted, _ = _plan(names, first, force)
+    if not wanted or not _changes(first, wanted):  # nothing to write, or a refusal: no lock, no state folder
         return _run(names, first, dry_run=False, force=force)
     journal = Journal(target.state_folder)
     with journal.locked():

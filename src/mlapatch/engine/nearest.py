@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterator
 
 from mlapatch.engine.holes import HOLE
 from mlapatch.engine.python import parse_ast
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def nearest(source: bytes, scope: str, pattern: str) -> str:
@@ -20,11 +23,10 @@ def nearest(source: bytes, scope: str, pattern: str) -> str:
     inside: ast.AST | None = module if scope == "module" else dict(named).get(scope)
     if inside is None:
         return _nearest_name(named, scope)
-    wanted = HOLE.sub("_", pattern)
-    best = _best(inside, wanted, 0.55)
+    best = _best(inside, pattern, 0.7)
     if best:
         return best
-    elsewhere = _best(module, wanted, 0.75)
+    elsewhere = _best(module, pattern, 0.85)
     return f"{elsewhere} (outside {scope})" if elsewhere else ""
 
 
@@ -44,18 +46,36 @@ def _nearest_name(named: list[tuple[str, ast.AST]], scope: str) -> str:
     return f"line {getattr(node, 'lineno', 0)}: {close[0]}"
 
 
-def _best(inside: ast.AST, wanted: str, cutoff: float) -> str:
-    if wanted.startswith(("class ", "def ")):
-        kinds: tuple[type[ast.AST], ...] = (ast.ClassDef, ast.FunctionDef)
-    else:
-        kinds = (ast.Call, ast.Assign, ast.Attribute, ast.AnnAssign, ast.Return)
-    best, line, text = cutoff, 0, ""
-    matcher = difflib.SequenceMatcher(None, "", wanted, autojunk=False)
+def _best(inside: ast.AST, pattern: str, cutoff: float) -> str:
+    """The node of the pattern's kind that has most of its names, or names much like them; short ones first."""
+    names = list(dict.fromkeys(_NAME.findall(HOLE.sub(" ", pattern))))
+    kinds = _kinds(HOLE.sub("_", pattern))
+    likeness: dict[tuple[str, str], float] = {}
+    best, line, text = 0.0, 0, ""
     for node in ast.walk(inside):
-        if not isinstance(node, kinds):
+        if not names or not isinstance(node, kinds):
             continue
         code = ast.unparse(node).split("\n", 1)[0][:300]
-        matcher.set_seq1(code)
-        if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
-            best, line, text = matcher.ratio(), getattr(node, "lineno", 0), code
+        there = set(_NAME.findall(code))
+        share = sum(max((_alike(name, other, likeness) for other in there), default=0.0) for name in names) / len(names)
+        score = share - len(code) / 10_000
+        if share >= cutoff and score > best:
+            best, line, text = score, getattr(node, "lineno", 0), code
     return f"line {line}: {text[:160]}" if text else ""
+
+
+def _alike(name: str, other: str, known: dict[tuple[str, str], float]) -> float:
+    if (name, other) not in known:
+        known[name, other] = difflib.SequenceMatcher(None, name, other, autojunk=False).ratio()
+    return known[name, other]
+
+
+def _kinds(wanted: str) -> tuple[type[ast.AST], ...]:
+    """What can be a candidate: the same kind of thing as the pattern."""
+    if wanted.startswith(("class ", "def ")):
+        return (ast.ClassDef, ast.FunctionDef)
+    try:
+        first = parse_ast(wanted.replace("{{", "{").replace("}}", "}")).body[0]
+    except (SyntaxError, ValueError, IndexError):
+        return (ast.Call, ast.Assign, ast.Attribute, ast.AnnAssign, ast.Return)
+    return (type(first.value),) if isinstance(first, ast.Expr) else (type(first),)

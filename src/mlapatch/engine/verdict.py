@@ -49,6 +49,7 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
     return Judgement(patch.name, Verdict.APPLICABLE, "every edit fits", next=f"mlapatch apply {patch.name}")
 
 
+@lru_cache(maxsize=8)  # a command proves its result before it takes the lock, and again with the lock
 def apply(source: bytes, patch: Patch, version: Version | None) -> Applied:
     """The file with the patch, proven before it is returned, or the judgement that says why not."""
     try:
