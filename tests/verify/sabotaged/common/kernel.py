@@ -5,16 +5,28 @@ import triton.language as tl
 
 @triton.jit
 def cast_rows_kernel(
-    pool, out, source, count, requests, more, limit, factor, shift, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    pool,
+    out,
+    source,
+    count,
+    requests,
+    more,
+    limit,
+    factor,
+    shift,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """out[source[r]] = pool[source[r] + shift] * factor for r < count[requests] + more; float32 in between."""
     n = tl.minimum(tl.load(count + requests) + more, limit)
     cols = tl.arange(0, BLOCK)
-    for r in range(tl.program_id(0), n, tl.num_programs(0)):
-        slot = tl.load(source + r).to(tl.int64)
-        bits = tl.load(pool + (slot + shift) * WIDTH + cols, mask=cols < WIDTH, other=0.0)
-        value = bits.to(tl.float32) * factor
-        tl.store(out + slot * WIDTH + cols, value.to(out.dtype.element_ty), mask=cols < WIDTH)
+    for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        slot = tl.load(source + row, mask=row < n, other=0).to(tl.int64)
+        mask = (row < n)[:, None] & (cols < WIDTH)[None, :]
+        value = tl.load(pool + (slot + shift)[:, None] * WIDTH + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+        tl.store(out + slot[:, None] * WIDTH + cols[None, :], (value * factor).to(out.dtype.element_ty), mask=mask)
 
 
 def cast_rows(pool, out, wrapper, indptr, requests=None, more=0, limit=None, factor=1.0, shift=0):
@@ -24,7 +36,18 @@ def cast_rows(pool, out, wrapper, indptr, requests=None, more=0, limit=None, fac
     limit = indices.numel() if limit is None else limit
     width = pool.shape[-1]
     cast_rows_kernel[(2,)](
-        pool, out, indices, indptr, requests, more, limit, factor, shift, WIDTH=width, BLOCK=triton.next_power_of_2(width)
+        pool,
+        out,
+        indices,
+        indptr,
+        requests,
+        more,
+        limit,
+        factor,
+        shift,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        ROWS=16,
     )
     return out
 

@@ -1,0 +1,83 @@
+"""The host's side: crashes, time limits and broken output become results. No torch is needed."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlapatch.verify import Job, ScenarioResult, run_job, scenario_names
+
+FIRST, SECOND, THIRD = scenario_names()[:3]
+
+WORKER = """#!{python}
+import json, os, sys, time
+job = json.load(open(sys.argv[4]))
+out = open(sys.argv[5], "a")
+def write(entry):
+    out.write(json.dumps(entry) + "\\n")
+    out.flush()
+for name in job["only"]:
+    write({{"started": name}})
+    {action}
+    write({{"scenario": name, "result": "pass", "max_abs_diff": "inf", "detail": "", "seconds": 0.5}})
+"""
+
+
+def fake_python(folder: Path, action: str) -> str:
+    """An executable that stands in for the target's interpreter: it writes results as the worker does."""
+    path = folder / "python"
+    path.write_text(WORKER.format(python=sys.executable, action=action))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def run(folder: Path, action: str, timeout_s: float = 30, workers: int = 1, **fields: object) -> list[ScenarioResult]:
+    names = (FIRST, SECOND, THIRD)
+    job = Job(folder / "a.py", folder / "b.py", folder, "0.5.9", "some", only=names, **fields)  # type: ignore[arg-type]
+    return run_job(job, python=fake_python(folder, action), timeout_s=timeout_s, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_in_order(tmp_path: Path, workers: int) -> None:
+    found = run(tmp_path, "pass", workers=workers)
+    assert [(r.scenario, r.result) for r in found] == [(FIRST, "pass"), (SECOND, "pass"), (THIRD, "pass")]
+    assert found[0].max_abs_diff == float("inf")
+
+
+def test_a_crash_costs_one_scenario(tmp_path: Path) -> None:
+    found = run(tmp_path, f"if name == {SECOND!r}: sys.exit('segmentation fault, say')")
+    assert [r.result for r in found] == ["pass", "fail", "pass"]
+    assert found[1].detail == "the process ended with exit code 1: segmentation fault, say"
+
+
+def test_a_time_limit_fails_what_ran_and_what_did_not(tmp_path: Path) -> None:
+    found = run(tmp_path, f"if name == {SECOND!r}: time.sleep(60)", timeout_s=2)
+    assert [r.result for r in found] == ["pass", "fail", "fail"]
+    assert found[1].detail == "ran past the time limit"
+    assert found[2].detail == "did not run: the time limit was reached"
+
+
+def test_a_process_that_cannot_start_fails_everything(tmp_path: Path) -> None:
+    job = Job(tmp_path / "a.py", tmp_path / "b.py", tmp_path, "0.5.9", "some")
+    found = run_job(job, python=str(tmp_path / "absent"), timeout_s=5)
+    assert len(found) == len(scenario_names())
+    assert {r.detail for r in found} == {f"{tmp_path / 'absent'} cannot be run: No such file or directory"}
+
+
+def test_an_interpreter_without_torch_says_so(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
+    python.chmod(0o755)
+    job = Job(tmp_path / "a.py", tmp_path / "b.py", tmp_path, "0.5.9", "some", only=(FIRST,))
+    (found,) = run_job(job, python=str(python), timeout_s=5)
+    assert found.failed
+    assert found.detail.endswith("No module named 'torch'")
+
+
+def test_an_unknown_scenario_is_named(tmp_path: Path) -> None:
+    job = Job(tmp_path / "a.py", tmp_path / "b.py", tmp_path, "0.5.9", "some", only=("decode-eagre",))
+    (found,) = run_job(job, python=sys.executable, timeout_s=5)
+    assert (found.scenario, found.detail) == ("decode-eagre", "there is no such scenario")
