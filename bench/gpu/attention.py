@@ -1,0 +1,395 @@
+#!/usr/bin/env python3
+"""Attention of a whole model's layers by CUDA graph replay: fused-decode's tunings beside the other patches and stock.
+
+    python3 bench/gpu/attention.py --json OUT.json [--budget 80] [--only fused] [--cases 1x512,16x4096] [--tunings A,B]
+
+Every row is checked against float64 on fresh random data (the outputs are NaN before) and timed as the median of
+replays of one graph of all layers, each layer with a pool of its own. A tuning is written TILE.WARPS.STAGES.PROGRAMS
+with an optional "o" (overlap) and "r168" (register limit). Needs torch and Triton; the rows that need flashinfer or
+SGLang appear where they can be imported (--site). The snippets come from patches/, as an applied patch has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import importlib.util
+import json
+import multiprocessing
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+SNIPPETS = ("common/cast_slots.py", "common/row_width.py", "fused-decode/fused_decode.py")
+LATENT, ROPE, WIDTH = 512, 64, 576
+SCALE = 1 / 16
+CASES = ("1x512", "1x8192", "1x131072", "16x4096", "64x4096")
+TUNINGS = ("64.4.3.2", "32.4.3.2")
+COPY_BYTES_PER_S = 4.2e12
+
+
+def snippets() -> ModuleType:
+    """The patch's helpers as a module: Triton reads a kernel's source from a file."""
+    text = "import torch\n\n\n" + "\n\n".join((ROOT / "patches" / name).read_text() for name in SNIPPETS)
+    path = Path(tempfile.mkdtemp(prefix="mlapatch-bench-")) / "snippets.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("mlapatch_snippets", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def tuning_of(text: str, module: ModuleType) -> Any:
+    """FusedTuning of "64.4.3.2", "64.4.3.2o", "32.4.3.3r168"."""
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.(\d+)(o?)(?:r(\d+))?", text)
+    if not match:
+        raise SystemExit(f"--tunings: '{text}' is not TILE.WARPS.STAGES.PROGRAMS[o][rREGISTERS]")
+    tile, warps, stages, programs = (int(number) for number in match.groups()[:4])
+    return module.FusedTuning(
+        tile, warps, stages, programs, registers=int(match[6]) if match[6] else None, overlap=bool(match[5])
+    )
+
+
+@dataclass
+class Batch:
+    """The inputs of one case."""
+
+    name: str
+    requests: int
+    tokens: int
+    heads: int
+    slots: int
+    indices: torch.Tensor
+    indptr: torch.Tensor
+    query: torch.Tensor
+    rope: torch.Tensor
+    out: torch.Tensor
+    wanted: torch.Tensor | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def batch_of(name: str, heads: int, slots: int) -> Batch:
+    match = re.fullmatch(r"(\d+)x(\d+)(?:h(\d+))?", name)
+    if not match:
+        raise SystemExit(f"--cases: '{name}' is not REQUESTSxTOKENS[hHEADS]")
+    requests, tokens = int(match[1]), int(match[2])
+    heads = int(match[3] or heads)
+    device = "cuda"
+    return Batch(
+        name,
+        requests,
+        tokens,
+        heads,
+        slots,
+        torch.randperm(slots, device=device)[: requests * tokens].int(),
+        torch.arange(requests + 1, device=device, dtype=torch.int32) * tokens,
+        torch.randn(requests, heads, LATENT, device=device, dtype=torch.bfloat16),
+        torch.randn(requests, heads, ROPE, device=device, dtype=torch.bfloat16),
+        torch.empty(requests, heads, LATENT, device=device, dtype=torch.bfloat16),
+    )
+
+
+def reference(batch: Batch, pool: torch.Tensor) -> torch.Tensor:
+    """float64 attention over one layer's pool."""
+    rows = []
+    for i in range(batch.requests):
+        slots = batch.indices[i * batch.tokens : (i + 1) * batch.tokens].long()
+        key = pool[slots, 0].double()
+        score = batch.query[i].double() @ key[:, :LATENT].T + batch.rope[i].double() @ key[:, LATENT:].T
+        rows.append(torch.softmax(score * SCALE, -1) @ key[:, :LATENT])
+    return torch.stack(rows)
+
+
+def replay_ms(step: Callable[[], None], *, seconds: float = 0.12) -> tuple[float, Callable[[], None]]:
+    """Median time of one replay of a captured step, and the replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < 8 or (time.perf_counter() - begin < seconds and len(times) < 60):
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        graph.replay()
+        last.record()
+        torch.cuda.synchronize()
+        times.append(first.elapsed_time(last))
+    return statistics.median(times[2:]), graph.replay
+
+
+@contextlib.contextmanager
+def without_combine(module: ModuleType) -> Iterator[None]:
+    """fused_attention that launches its first kernel only."""
+
+    class Nothing:
+        def __getitem__(self, _grid: object) -> Callable[..., None]:
+            return lambda *_args, **_kwargs: None
+
+    kept, module.fused_decode_combine = module.fused_decode_combine, Nothing()
+    try:
+        yield
+    finally:
+        module.fused_decode_combine = kept
+
+
+def fused_step(module: ModuleType, batch: Batch, pools: list[torch.Tensor], tuning: Any) -> Callable[[], None]:
+    def step() -> None:
+        for pool in pools:
+            module.fused_attention(
+                batch.query, batch.rope, pool, batch.indices, batch.indptr, batch.requests, SCALE, batch.out, tuning
+            )
+
+    return step
+
+
+def compile_one(job: tuple[str, str, int]) -> str:
+    """Run one tuning on a tiny batch in a process of its own: its kernels are then in Triton's cache."""
+    text, case, heads = job
+    module = snippets()
+    requests = int(case.split("x")[0])
+    match = re.fullmatch(r".*h(\d+)", case)
+    batch = batch_of(f"{requests}x4h{match[1] if match else heads}", heads, max(64, 4 * requests))
+    pool = torch.zeros(batch.slots, 1, WIDTH, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+    try:
+        fused_step(module, batch, [pool], tuning_of(text, module))()
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{text} {case}: {type(error).__name__}: {str(error)[:200]}"
+    return ""
+
+
+def compile_all(tunings: list[str], cases: list[str], heads: int) -> list[str]:
+    seen: dict[tuple[str, int, str], tuple[str, str, int]] = {}
+    for text in tunings:
+        for case in cases:
+            requests, _, rest = case.partition("x")
+            shape = (text, (int(requests) - 1).bit_length(), rest.partition("h")[2])
+            seen.setdefault(shape, (text, case, heads))
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(12, len(seen)), mp_context=context) as pool:
+        return [line for line in pool.map(compile_one, seen.values()) if line]
+
+
+def flashinfer_rows(
+    module: ModuleType, batch: Batch, pools: list[torch.Tensor], only: re.Pattern[str]
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The rows that run flashinfer's MLA decode: on a BF16 pool, and after each cast."""
+    import flashinfer
+
+    def wrapper(indices: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> Any:
+        made = flashinfer.mla.BatchMLAPagedAttentionWrapper(
+            torch.empty(128 << 20, dtype=torch.uint8, device="cuda"), backend="auto"
+        )
+        lengths = torch.full((batch.requests,), batch.tokens, dtype=torch.int32, device="cuda")
+        queries = torch.arange(batch.requests + 1, dtype=torch.int32, device="cuda")
+        made.plan(
+            queries, batch.indptr, indices, lengths, batch.heads, LATENT, ROPE, 1, False, SCALE, torch.bfloat16, dtype
+        )
+        return made
+
+    def run(made: Any, rows: torch.Tensor, **scales: float) -> None:
+        made.run(batch.query, batch.rope, rows[..., :LATENT], rows[..., LATENT:], out=batch.out, **scales)
+
+    in_place = wrapper(batch.indices)
+    sequence = torch.arange(batch.requests * batch.tokens, dtype=torch.int32, device="cuda")
+    compact = wrapper(sequence)
+    live = SimpleNamespace(_kv_indptr_buf=batch.indptr, _page_size=1)
+
+    def cast(pool: torch.Tensor, rows: torch.Tensor, *, compact: bool) -> torch.Tensor:
+        return module.cast_slots(pool, rows, live, batch.indices, batch.indptr, compact=compact)
+
+    workspace = torch.zeros(batch.slots, 1, WIDTH, dtype=torch.bfloat16, device="cuda")
+
+    def bf16() -> None:
+        for _ in pools:
+            run(in_place, workspace)
+
+    def active() -> None:
+        for pool in pools:
+            run(in_place, cast(pool, workspace, compact=False))
+
+    def gather() -> None:
+        for pool in pools:
+            run(compact, cast(pool, workspace, compact=True))
+
+    def stock() -> None:
+        for pool in pools:
+            run(in_place, pool.to(torch.bfloat16))
+
+    for name, step in (("bf16-pool", bf16), ("active-cast", active), ("gather-cast", gather), ("stock", stock)):
+        if only.search(name):
+            yield name, step
+    if only.search("fp8-plan"):
+        native = wrapper(batch.indices, torch.float8_e4m3fn)
+
+        def fp8() -> None:
+            for pool in pools:
+                run(native, pool, ckv_scale=1.0, kpe_scale=1.0)
+
+        yield "fp8-plan", fp8
+
+
+def sglang_triton_step(batch: Batch, pools: list[torch.Tensor]) -> Callable[[], None]:
+    """SGLang's own Triton MLA decode on the same FP8 pool, as its triton backend calls it."""
+    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+
+    splits = torch.full((batch.requests,), 16, dtype=torch.int32, device="cuda")
+    query = torch.cat((batch.query, batch.rope), -1)
+    part = torch.empty(batch.requests, batch.heads, 16, LATENT, dtype=torch.float32, device="cuda")
+    lse = torch.empty(batch.requests, batch.heads, 16, dtype=torch.float32, device="cuda")
+
+    def step() -> None:
+        for pool in pools:
+            decode_attention_fwd(
+                query, pool, pool[..., :LATENT], batch.out, batch.indptr, batch.indices, part, lse, splits, 16, SCALE
+            )
+
+    return step
+
+
+def rows_of(
+    module: ModuleType, batch: Batch, pools: list[torch.Tensor], args: argparse.Namespace
+) -> Iterator[tuple[str, Callable[[], None], bool]]:
+    """Name, step and whether its result can be checked (a BF16 pool of zeros and half a kernel cannot)."""
+    only = re.compile(args.only)
+    for text in args.tunings:
+        if only.search("fused"):
+            yield f"fused {text}", fused_step(module, batch, pools, tuning_of(text, module)), True
+    if args.site:
+        for name, step in flashinfer_rows(module, batch, pools, only):
+            yield name, step, name != "bf16-pool"
+        if only.search("sglang-triton"):
+            yield "sglang-triton", sglang_triton_step(batch, pools), True
+
+
+def measured(
+    name: str, step: Callable[[], None], batch: Batch, *, check: bool, module: ModuleType | None
+) -> dict[str, Any]:
+    """One cell of the table."""
+    try:
+        ms, replay = replay_ms(step)
+    except Exception as error:  # a tuning that does not fit this GPU is a result
+        torch.cuda.synchronize()
+        return {"row": name, "case": batch.name, "error": f"{type(error).__name__}: {str(error)[:160]}"}
+    cell: dict[str, Any] = {"row": name, "case": batch.name, "ms": ms}
+    if check and batch.wanted is not None:
+        batch.out.fill_(float("nan"))
+        replay()
+        cell["relative_error"] = ((batch.out.double() - batch.wanted).norm() / batch.wanted.norm()).item()
+    if module is not None:
+        with without_combine(module):
+            cell["first_kernel_ms"] = replay_ms(step, seconds=0.05)[0]
+    return cell
+
+
+def table(cells: list[dict[str, Any]], cases: list[str]) -> str:
+    lines = ["ms a step (first kernel alone) {relative error e-4}"]
+    names = list(dict.fromkeys(cell["row"] for cell in cells))
+    width = max(len(name) for name in names)
+    lines.append(" " * width + "".join(f"{case:>24}" for case in cases))
+    for name in names:
+        row = {cell["case"]: cell for cell in cells if cell["row"] == name}
+        texts = []
+        for case in cases:
+            cell = row.get(case, {})
+            text = f"{cell['ms']:.3f}" if "ms" in cell else cell.get("error", "-")[:20]
+            if "first_kernel_ms" in cell:
+                text += f" ({cell['first_kernel_ms']:.3f})"
+            if "relative_error" in cell:
+                text += f" {{{cell['relative_error'] * 1e4:.1f}}}"
+            texts.append(f"{text:>24}")
+        lines.append(f"{name:<{width}}" + "".join(texts))
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--budget", type=float, default=80, help="seconds after which no further cell is measured")
+    parser.add_argument("--only", default=".", help="regular expression on the rows' names")
+    parser.add_argument("--cases", type=lambda text: text.split(","), default=list(CASES))
+    parser.add_argument("--tunings", type=lambda text: text.split(","), default=list(TUNINGS))
+    parser.add_argument("--layers", type=int, default=78)
+    parser.add_argument("--slots", type=int, default=495552)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument(
+        "--site", type=Path, help="folder with flashinfer and sglang; without it their rows are left out"
+    )
+    parser.add_argument("--profile", action="store_true", help="run the first case and tuning three times, for ncu")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    begin = time.perf_counter()
+    if args.site:
+        sys.path.insert(0, str(args.site))
+    trouble: list[str] = []
+    if not args.profile and re.search(args.only, "fused"):
+        trouble = compile_all(args.tunings, args.cases, args.heads)
+    compiled = time.perf_counter() - begin
+    module = snippets()
+    torch.manual_seed(int(time.time()))
+    layers = 2 if args.profile else args.layers
+    pools = [
+        torch.randn(args.slots, 1, WIDTH, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+        for _ in range(layers)
+    ]
+    cells: list[dict[str, Any]] = []
+    ready = time.perf_counter() - begin
+    for case in args.cases:
+        batch = batch_of(case, args.heads, args.slots)
+        if args.profile:
+            step = fused_step(module, batch, pools, tuning_of(args.tunings[0], module))
+            for _ in range(3):
+                step()
+            torch.cuda.synchronize()
+            return
+        batch.wanted = reference(batch, pools[-1])
+        for name, step, check in rows_of(module, batch, pools, args):
+            if time.perf_counter() - begin > args.budget:
+                trouble.append(f"budget of {args.budget} s spent before {name} at {case}")
+                break
+            cells.append(measured(name, step, batch, check=check, module=module if name.startswith("fused") else None))
+        limit = 1e3 * batch.requests * batch.tokens * WIDTH * layers / COPY_BYTES_PER_S
+        cells.append({"row": "limit", "case": case, "ms": limit})
+        del batch
+    result = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": __import__("triton").__version__,
+        "layers": layers,
+        "slots": args.slots,
+        "heads": args.heads,
+        "cells": cells,
+        "trouble": trouble,
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(result, indent=1) + "\n")
+    for line in trouble:
+        print("trouble:", line)
+    print(f"compiled {compiled:.0f} s, ready {ready:.0f} s, all {time.perf_counter() - begin:.0f} s")
+    print(table(cells, args.cases))
+
+
+if __name__ == "__main__":
+    main()
