@@ -103,7 +103,8 @@ class WheelStore:
             if kept is None:
                 raise
             return Listing(kept.versions, kept.asked_at, offline=True)
-        self._write(path, json.dumps({"asked_at": now, "versions": [str(v) for v in fresh.versions]}).encode())
+        with contextlib.suppress(MlapatchError):  # a cache that cannot be written to costs time only
+            self._write(path, json.dumps({"asked_at": now, "versions": [str(v) for v in fresh.versions]}).encode())
         return fresh
 
     def has(self, version: Version | str, paths: Iterable[str]) -> bool:
