@@ -1,7 +1,8 @@
 """A wrong edit is never made: every perturbation of the real files, every patch.
 
 The oracles use Python's `ast` and `symtable` only. By default two files are perturbed, the release of the original
-report and the newest; `MLAPATCH_FULL=1` perturbs one file for each distinct content on the index.
+report and the newest; `MLAPATCH_PERTURB=all` perturbs one file for each distinct content on the index
+(`MLAPATCH_PERTURB=0.5.1.post1,0.5.16` those).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from tests.corpus import ALL_CONTENTS, BACKEND, RUNNER, Corpus, cache_root
 if TYPE_CHECKING:
     from mlapatch.engine.patch import Patch
 
-FULL = bool(os.environ.get("MLAPATCH_FULL"))
-VERSIONS = ALL_CONTENTS if FULL else ("0.5.9", "0.5.23")
+CHOSEN = os.environ.get("MLAPATCH_PERTURB", "0.5.9,0.5.23")
+VERSIONS = ALL_CONTENTS if CHOSEN == "all" else tuple(CHOSEN.split(","))
 ALL_PATCHES = tuple(load_catalogue().patches.values())
 PATCHES = [patch for patch in ALL_PATCHES if f"sglang/{patch.target}" == BACKEND]
 REPLACED = {"to", "data_type"}  # the only identifiers that an edit may take away
@@ -35,12 +36,12 @@ REPLACED = {"to", "data_type"}  # the only identifiers that an edit may take awa
 CASES = [(BACKEND, p) for p in TABLE] + [(RUNNER, p) for p in RUNNER_TABLE]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=None)
 def original(version: str, path: str = BACKEND) -> bytes:
     return Corpus(cache_root()).text(version, path)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=None)
 def patched(version: str, name: str) -> bytes:
     patch = next(p for p in ALL_PATCHES if p.name == name)
     result = apply(original(version, f"sglang/{patch.target}"), patch, Version(version))
