@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import os
 from collections import Counter
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,12 +36,12 @@ REPLACED = {"to", "data_type"}  # the only identifiers that an edit may take awa
 CASES = [(BACKEND, p) for p in TABLE] + [(RUNNER, p) for p in RUNNER_TABLE]
 
 
-@lru_cache(maxsize=None)
+@cache
 def original(version: str, path: str = BACKEND) -> bytes:
     return Corpus(cache_root()).text(version, path)
 
 
-@lru_cache(maxsize=None)
+@cache
 def patched(version: str, name: str) -> bytes:
     patch = next(p for p in ALL_PATCHES if p.name == name)
     result = apply(original(version, f"sglang/{patch.target}"), patch, Version(version))
