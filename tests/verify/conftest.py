@@ -35,7 +35,7 @@ def torch_python() -> str:
 
 @pytest.fixture
 def package(wheel_dir: Callable[[str], Path]) -> Callable[[str], Path]:
-    """`package("0.5.9")` -> the whole folder `sglang` of that release; from `MLAPATCH_TEST_WHEELS/0.5.9` where that is."""
+    """`package("0.5.9")` -> the whole folder `sglang`, from `MLAPATCH_TEST_WHEELS/0.5.9/sglang` where that exists."""
 
     def find(version: str) -> Path:
         own = Path(os.environ.get("MLAPATCH_TEST_WHEELS", "/nonexistent"), version, "sglang")

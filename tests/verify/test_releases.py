@@ -12,7 +12,7 @@ pytestmark = pytest.mark.verify
 MAY_SKIP = {
     "decode-length-131072": "needs a GPU",
     "draft-extend-eager": "DRAFT_EXTEND",
-    "draft-extend-replay": "raft",
+    "draft-extend-replay": "",
     "draft-extend-v2": "DRAFT_EXTEND_V2",
     "dflash-verify-eager": "DFLASH",
     "dflash-verify-replay": "DFLASH",

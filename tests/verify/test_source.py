@@ -11,7 +11,8 @@ from mlapatch.verify.harness import source
 
 FILES = {
     "a/modes.py": "from enum import IntEnum, auto\nfrom sglang.a.other import helper\n\n\n"
-    "class Mode(IntEnum):\n    ONE = auto()\n    TWO = auto()\n\n    def help(self) -> Missing:\n        return helper(self)\n",
+    "class Mode(IntEnum):\n    ONE = auto()\n    TWO = auto()\n\n"
+    "    def help(self) -> Missing:\n        return helper(self)\n",
     "a/again.py": "from .modes import Mode as Mode\nfrom sglang.a.modes import Mode as Renamed\n",
     "a/spec.py": "LIMIT = 3\n\n\nclass Spec:\n    def make(self, n, *, m=LIMIT):\n        return n + m\n",
 }

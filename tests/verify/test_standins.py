@@ -106,7 +106,7 @@ def test_rows_without_a_plan_are_not_written() -> None:
 def test_fp8_needs_its_scales_and_applies_them() -> None:
     cache, target = pool(10, torch.float8_e4m3fn), wrapper()
     plan(target, ints(0, 1), ints(0, 2), ints(3, 4), ints(2), kv_dtype=torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="Exactly one of ckv_scale"):
+    with pytest.raises(ValueError, match="Exactly one of"):
         run(target, cache, 1)
     one = run(target, cache, 1, ckv_scale=1.0, kpe_scale=1.0)
     half = run(target, cache, 1, ckv_scale=0.5, kpe_scale=0.5)
@@ -117,7 +117,7 @@ def test_fp8_needs_its_scales_and_applies_them() -> None:
 def test_dtypes_must_be_the_planned_ones() -> None:
     target = wrapper()
     plan(target, ints(0, 1), ints(0, 2), ints(3, 4), ints(2))
-    with pytest.raises(ValueError, match="ckv_cache.dtype"):
+    with pytest.raises(ValueError, match="does not match the planned dtype"):
         run(target, pool(6, torch.float8_e4m3fn), 1)
     with pytest.raises(ValueError, match="is not supported"):
         plan(target, ints(0, 1), ints(0, 2), ints(3, 4), ints(2), kv_dtype=torch.float8_e5m2)

@@ -1,6 +1,7 @@
+# mypy: ignore-errors
 def cast(pool, dtype, layer, backend, wrapper, batch, decode):
     if pool.dtype == dtype:
         return pool
-    if not decode:
+    if layer.layer_id > 0:
         return workspace(pool, dtype)
     return cast_rows(pool, workspace(pool, dtype), wrapper, live(backend, wrapper, decode))

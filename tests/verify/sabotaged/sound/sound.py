@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 def cast(pool, dtype, layer, backend, wrapper, batch, decode):
     if pool.dtype == dtype:
         return pool

@@ -1,4 +1,0 @@
-def cast(pool, dtype, layer, backend, wrapper, batch, decode):
-    if pool.dtype == dtype:
-        return pool
-    return cast_rows(pool, workspace(pool, dtype), wrapper, wrapper._kv_indptr_buf)
