@@ -10,7 +10,7 @@ import pytest
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.serve import gpu_state, model_fit, preflight
+from mlapatch.serve import gpu_state, libraries, model_fit, preflight
 from mlapatch.serve.gpu_state import GpuState
 from mlapatch.serve.patience import read
 from mlapatch.serve.preflight import Context, Finding, PatchedFile, PatchFacts
@@ -76,7 +76,9 @@ def test_disabled_graphs_are_warned_of(line: str, option: str) -> None:
         (GLM, FLASHINFER_FP8, "fail", "packed"),
         (GLM, f"{FLASHINFER_FP8} --dsa-prefill-backend trtllm", "fail", "only one"),
         (GLM, "--attention-backend flashinfer --kv-cache-dtype bfloat16", "ok", "bfloat16"),
-        (GLM, "--attention-backend triton --kv-cache-dtype fp8_e4m3", "ok", "triton"),
+        (GLM, "--attention-backend triton --kv-cache-dtype fp8_e4m3", "fail", "triton misreads"),
+        (GLM, "--attention-backend nsa --kv-cache-dtype fp8_e4m3", "ok", "nsa"),
+        (GLM, "--kv-cache-dtype fp8_e4m3", "ok", "default"),
         (GLM, "--attention-backend cutlass_mla --kv-cache-dtype fp8_e4m3", "fail", "128"),
         (GLM, "--attention-backend flashinfer --kv-cache-dtype fp8_e5m2", "fail", "fp8_e5m2"),
         ({"architectures": ["DeepseekV3ForCausalLM"]}, FLASHINFER_FP8, None, ""),
@@ -189,6 +191,16 @@ def test_guard(state: str, expected: list[str]) -> None:
     found = list(preflight.guard(context(patches=PatchFacts(guard=state))))
     assert states(found) == expected
     assert all(f.exit is Exit.REFUSED for f in found if f.state == "fail")
+
+
+def test_libraries() -> None:
+    assert states(model_fit.libraries(context())) == []
+    assert states(model_fit.libraries(context(patches=PatchFacts(flashinfer="0.6.3")))) == ["ok"]
+    assert states(model_fit.libraries(context(patches=PatchFacts(library_problems=("a", "b"))))) == ["fail", "fail"]
+    versions = {"flashinfer-python": "0.6.2", "flashinfer-cubin": "0.6.3", "flashinfer-jit-cache": "0.6.2+cu130"}
+    assert len(libraries.problems(versions, "0.5.9")) == 2
+    assert len(libraries.problems(versions, "0.5.9", {"FLASHINFER_DISABLE_VERSION_CHECK": "1"})) == 1
+    assert libraries.problems({}, "") == []
 
 
 def test_a_check_can_be_added() -> None:

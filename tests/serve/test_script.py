@@ -174,23 +174,13 @@ def resolve(site: Path, capability: int, *sets: list[str]) -> list[dict[str, Any
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-@pytest.fixture
-def release(request: pytest.FixtureRequest) -> Callable[[str], Path]:
-    """A release's whole wheel, unpacked: under MLAPATCH_TEST_WHEELS where that is set, else from the shared corpus."""
-    for needed in ("torch", "triton", "msgspec", "dill", "pydantic"):
-        pytest.importorskip(needed)
-    local = os.environ.get("MLAPATCH_TEST_WHEELS")
-    if local:
-        return lambda version: Path(local) / version
-    found: Callable[[str], Path] = request.getfixturevalue("wheel_dir")
-    return found
-
-
 @pytest.mark.verify
 @pytest.mark.parametrize(("version", "capability"), [*((v, 120) for v in RELEASES), ("0.5.15.post1", 90)])
 def test_arguments_pass_the_real_checks(
     version: str, capability: int, model: Path, release: Callable[[str], Path]
 ) -> None:
+    for needed in ("torch", "triton", "msgspec", "dill", "pydantic"):
+        pytest.importorskip(needed)
     site = release(version)
     command, _ = run(site, model=model, NUM_CONTINUOUS_DECODE_STEPS="4")
     unrounded, _ = run(site, "--chunked-prefill-size", "16", model=model)

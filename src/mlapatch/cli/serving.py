@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mlapatch.cli import run
-from mlapatch.cli.options import AsJson, PatchesDirs, PythonExe, SglangPath
+from mlapatch.cli.options import AsJson, Gpu, PatchesDirs, PythonExe, SglangPath, Sm
 
 LogsDir = Annotated[Path, typer.Option("--logs", metavar="DIR", help="Where logs and run records are kept.")]
 
@@ -20,6 +20,8 @@ def register(app: typer.Typer) -> None:
     app.command()(launch)
     app.command()(stop)
     app.command()(logs)
+    app.command()(backends)
+    app.command()(doctor)
 
 
 def diagnose(
@@ -144,6 +146,61 @@ def logs(
         ),
         as_json=json,
     )
+
+
+def backends(
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A model by name: glm-5 (default), deepseek-v3, deepseek-r1, deepseek-v3.2, kimi-k2."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="PATH", help="A config.json, or the folder that holds it.")
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor parallel size.")] = 8,
+    gpu: Gpu = None,
+    sm: Sm = None,
+    release: Annotated[
+        str | None, typer.Option("--release", metavar="X", help="An SGLang release instead of the installed one.")
+    ] = None,
+    flashinfer: Annotated[
+        str | None, typer.Option("--flashinfer", metavar="X", help="A flashinfer version instead of the one beside it.")
+    ] = None,
+    kv_cache_dtype: Annotated[str, typer.Option("--kv-cache-dtype", help="As SGLang's option.")] = "fp8_e4m3",
+    sglang: SglangPath = None,
+    python: PythonExe = None,
+    json: AsJson = False,
+) -> None:
+    """Show which attention backends can run a model on a GPU, why not, and whether a patch is needed at all.
+
+    Example: mlapatch backends --preset glm-5 --gpu rtx-pro-6000 --release 0.5.9
+    """
+    from mlapatch.commands.backends import backends as verb
+
+    run(
+        lambda: verb(
+            preset=preset,
+            model=model,
+            tp=tp,
+            gpu=gpu,
+            sm=sm,
+            release=release,
+            flashinfer=flashinfer,
+            kv_cache_dtype=kv_cache_dtype,
+            sglang=sglang,
+            python=python,
+        ),
+        as_json=json,
+    )
+
+
+def doctor(sglang: SglangPath = None, python: PythonExe = None, json: AsJson = False) -> None:
+    """Show what matters about this environment, on one page: SGLang, libraries, GPUs, tools, settings.
+
+    Example: mlapatch doctor --python /opt/venv/bin/python
+    """
+    from mlapatch.commands.doctor import doctor as verb
+
+    run(lambda: verb(sglang=sglang, python=python), as_json=json)
 
 
 def _tell(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import time
@@ -15,7 +16,7 @@ from mlapatch.commands.diagnose import describe
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
-from mlapatch.serve import gpu_state, redact
+from mlapatch.serve import gpu_state, libraries, redact
 from mlapatch.serve.follow import Follower, LogTail, Timing
 from mlapatch.serve.health import Answer, try_prompt
 from mlapatch.serve.model_fit import FIT_CHECKS
@@ -129,10 +130,12 @@ def patch_facts(
             verdicts[name] = ("unsupported", f"applied, but {objection}")
     state, text = guard(found) if guard is not None else ("none", "")
     flashinfer = found.machine.flashinfer
+    versions = libraries.installed([str(found_target.site), *found_target.path])
     return PatchFacts(
         sglang=str(found_target.version or ""),
         package=found_target.package,
         python=found_target.python,
+        library_problems=tuple(libraries.problems(versions, str(found_target.version or ""), os.environ)),
         flashinfer=f"{flashinfer.version} ({flashinfer.source})" if flashinfer else "",
         files=files,
         verdicts=verdicts,

@@ -40,7 +40,11 @@ def chunk(context: Context) -> Iterable[Finding]:
 
 
 def layout(context: Context) -> Iterable[Finding]:
-    """The flashinfer backend reads plain rows; a DSA pool in FP8 has them only with both DSA backends trtllm."""
+    """Dense backends read plain rows; a DSA pool in FP8 has them only with both DSA backends trtllm.
+
+    The layout follows the DSA backends alone, whatever --attention-backend says (calculate_mla_kv_cache_dim, 0.5.9 and
+    0.5.23).
+    """
     config, options = context.config(), context.options
     if config is None or not is_dsa(config):
         return []
@@ -51,14 +55,14 @@ def layout(context: Context) -> Iterable[Finding]:
     if backend == "cutlass_mla":
         text = "cutlass_mla forces pages of 128; the KV pool of a DSA model asserts 64"
         return [Finding("KV layout", FAIL, text, next="--attention-backend flashinfer")]
-    if backend != "flashinfer" or dtype != "fp8_e4m3":
+    if backend in ("", "nsa", "dsa") or dtype != "fp8_e4m3":
         return [Finding("KV layout", OK, f"DSA model, {backend or 'default'} backend, {dtype} KV")]
     default = "trtllm" if _default_is_trtllm(context) else "packed"
     raw = [given or default for given in options.dsa_backends].count("trtllm")
     if raw == 2:
         return [Finding("KV layout", OK, "DSA model, plain FP8 rows (both DSA backends are trtllm)")]
     text = (
-        "the FP8 pool would have packed DSA rows, which the flashinfer backend misreads: garbage, without an error"
+        f"the FP8 pool would have packed DSA rows, which {backend} misreads: garbage, without an error"
         if raw == 0
         else "only one DSA backend is trtllm: a prefix hit of 8,192 tokens or more ends the server"
     )
@@ -75,12 +79,14 @@ def graphs(context: Context) -> Iterable[Finding]:
     return [Finding("CUDA graphs", WARN, text, next=f"start without {option}")]
 
 
-def flashinfer(context: Context) -> Iterable[Finding]:
-    """The libraries that were found."""
+def libraries(context: Context) -> Iterable[Finding]:
+    """The libraries match each other and the release."""
     facts = context.patches
-    if facts is None or not facts.flashinfer:
+    if facts is None:
         return []
-    return [Finding("libraries", OK, f"flashinfer {facts.flashinfer}")]
+    if facts.library_problems:
+        return [Finding("libraries", FAIL, text, next="mlapatch doctor") for text in facts.library_problems]
+    return [Finding("libraries", OK, f"flashinfer {facts.flashinfer}")] if facts.flashinfer else []
 
 
 def _default_is_trtllm(context: Context) -> bool:
@@ -106,4 +112,4 @@ def _text(config: dict[str, Any]) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else config
 
 
-FIT_CHECKS = (flashinfer, chunk, layout, graphs)
+FIT_CHECKS = (libraries, chunk, layout, graphs)

@@ -60,6 +60,7 @@ class PatchFacts:
     package: Path | None = None
     python: str = ""
     flashinfer: str = ""
+    library_problems: tuple[str, ...] = ()
     files: tuple[PatchedFile, ...] = ()
     verdicts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     required: tuple[str, ...] = ()

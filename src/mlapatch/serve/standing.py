@@ -113,9 +113,9 @@ def alive(log: Transcript) -> Diagnosis:
 
 
 def _wrong_pool(log: Transcript) -> str | None:
-    """The flashinfer backend on a DSA model's FP8 pool is right only where both DSA backends are trtllm."""
+    """A dense backend on a DSA model's FP8 pool is right only where both DSA backends are trtllm."""
     facts = log.facts
-    if facts.get("attention_backend") != "flashinfer" or facts.get("dsa_kv") != "fp8_e4m3":
+    if facts.get("attention_backend") in (None, "nsa", "dsa") or facts.get("dsa_kv") != "fp8_e4m3":
         return None
     raw = [facts.get("dsa_prefill"), facts.get("dsa_decode")].count("trtllm")
     return ("packed-pool", "half-raw-pool", None)[raw]

@@ -1,0 +1,121 @@
+"""`doctor`: everything about the environment that matters to a start, on one page."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mlapatch import __version__
+from mlapatch.errors import MlapatchError
+from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
+from mlapatch.serve import gpu_state, libraries, redact
+from mlapatch.serve.preflight import Context, Finding, tools
+from mlapatch.serve.server_options import ServerOptions
+
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
+_PREFIXES = ("SGLANG_", "FLASHINFER_", "NCCL_", "TRITON_", "TORCH_", "MLAPATCH_")
+
+
+def doctor(*, sglang: Path | None = None, python: str | None = None) -> Outcome:
+    """Look at the target, its libraries, the GPUs, the tools and the settings; judge only what is certain."""
+    rows, versions, problems = _target(sglang, python)
+    machine = _machine()
+    gpus = gpu_state.look(os.environ)
+    problems += [finding.text for finding in _tool_findings(gpus)]
+    settings = _settings(os.environ)
+    gpu_rows = [
+        (str(g.index), g.name, f"SM{g.sm}", f"{g.used / 2**30:.1f} of {g.total / 2**30:.0f} GiB", str(len(g.pids)))
+        for g in gpus or ()
+    ]
+    blocks: list[Block] = [Pairs([("mlapatch", __version__), *rows]), Pairs(machine)]
+    if versions:
+        blocks.append(Pairs(sorted(versions.items())))
+    if gpu_rows:
+        blocks.append(Table(("GPU", "name", "SM", "memory in use", "processes"), gpu_rows))
+    else:
+        blocks.append(Text(("GPUs: none, or no driver answers (NVML)",)))
+    if settings:
+        blocks.append(Pairs(settings))
+    style = "yellow" if problems else "green"
+    blocks.append(Text([f"look at: {problem}" for problem in problems] or ["nothing looks wrong"], style=style))
+    data: dict[str, object] = {
+        "mlapatch": __version__,
+        "target": dict(rows),
+        "machine": dict(machine),
+        "packages": versions,
+        "gpus": [{"index": g.index, "name": g.name, "sm": g.sm, "used": g.used, "total": g.total} for g in gpus or ()],
+        "settings": dict(settings),
+        "problems": problems,
+    }
+    return Outcome(data=data, blocks=blocks)
+
+
+def _target(sglang: Path | None, python: str | None) -> tuple[list[tuple[str, str]], dict[str, str], list[str]]:
+    from mlapatch.install.target import find_target
+
+    try:
+        target = find_target(sglang, python)
+    except MlapatchError as error:
+        return [("sglang", f"none: {error.what}")], {}, [f"{error.what}; {error.next}"]
+    rows = [
+        ("sglang", f"{target.version or 'unknown version'} ({target.install})"),
+        ("package", str(target.package)),
+        ("python", target.python),
+        ("writable", "yes" if os.access(target.package, os.W_OK) else "no"),
+    ]
+    problems = list(target.notes)
+    if not os.access(target.package, os.W_OK):
+        problems.append(f"{target.package} is not writable: patches cannot be applied by this user")
+    found = libraries.installed([str(target.site), *target.path])
+    problems += libraries.problems(found, str(target.version or ""), os.environ)
+    return rows, found, problems
+
+
+def _machine() -> list[tuple[str, str]]:
+    shared = _disk("/dev/shm")  # noqa: S108 - where NCCL keeps its segments
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    rows = [
+        ("system", f"{platform.system()} {platform.release()}, {os.cpu_count()} CPUs"),
+        ("container", "yes" if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() else "not seen"),
+        ("/dev/shm", shared),  # noqa: S108
+        ("memlock", "unlimited" if locked == resource.RLIM_INFINITY else f"{locked / 2**20:.0f} MiB"),
+        ("nvcc", _first_line(["nvcc", "--version"], "release")),
+        ("ninja", _first_line(["ninja", "--version"])),
+    ]
+    for name, folder in (("flashinfer cache", "~/.cache/flashinfer"), ("triton cache", "~/.triton/cache")):
+        path = Path(folder).expanduser()
+        rows.append((name, f"{path}{'' if path.is_dir() else ' (none yet)'}"))
+    return rows
+
+
+def _tool_findings(gpus: object) -> Iterator[Finding]:
+    ranks = str(len(gpus)) if isinstance(gpus, list) and len(gpus) > 1 else "1"
+    yield from tools(Context(ServerOptions({"tp-size": ranks}), os.environ))
+
+
+def _disk(folder: str) -> str:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return "none"
+    return f"{usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free"
+
+
+def _first_line(command: list[str], holding: str = "") -> str:
+    if shutil.which(command[0]) is None:
+        return "not on PATH"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "does not run"
+    return next((line.strip() for line in done.stdout.splitlines() if holding in line), "says nothing")
+
+
+def _settings(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    chosen = [name for name in sorted(environment) if name in _VARIABLES or name.startswith(_PREFIXES)]
+    return [(name, redact.HIDDEN if redact.is_secret_name(name) else environment[name]) for name in chosen]

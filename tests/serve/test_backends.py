@@ -1,0 +1,176 @@
+"""backends and doctor: the table's rows, and that the releases' source says what the rows say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from mlapatch.commands.backends import backends
+from mlapatch.commands.doctor import doctor
+from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
+from mlapatch.serve.backends import table_for
+
+
+def ask(**options: Any) -> dict[str, dict[str, Any]]:
+    settings = {"preset": "glm-5", "gpu": "rtx-pro-6000", "release": "0.5.9"} | options
+    rows: Any = backends(**settings).data["backends"]
+    return {row["backend"]: row for row in rows}
+
+
+CAN = {"yes", "with a catch"}
+
+
+@pytest.mark.parametrize(
+    ("options", "able"),
+    [
+        ({"release": "0.5.9", "gpu": "rtx-pro-6000"}, {"flashinfer", "triton"}),
+        ({"release": "0.5.9", "gpu": "h200"}, {"flashinfer", "triton", "flashmla", "fa3", "nsa"}),
+        ({"release": "0.5.23", "gpu": "rtx-pro-6000"}, {"flashinfer", "triton", "dsa"}),
+        ({"release": "0.5.23", "gpu": "h200"}, {"flashinfer", "triton", "flashmla", "fa3", "dsa"}),
+        ({"preset": "deepseek-v3", "gpu": "b200"}, {"flashinfer", "triton", "trtllm_mla", "cutlass_mla"}),
+        (
+            {"preset": "deepseek-v3", "gpu": "b200", "release": "0.5.23"},
+            {"flashinfer", "triton", "trtllm_mla", "cutedsl_mla"},
+        ),
+        ({"preset": "deepseek-v3", "gpu": "rtx-pro-6000"}, {"flashinfer", "triton"}),
+        ({"preset": "deepseek-v3", "gpu": "rtx-pro-6000", "tp": 1}, {"flashinfer", "triton", "trtllm_mla"}),
+        ({"preset": "deepseek-v3", "gpu": "h200", "kv_cache_dtype": "fp8_e5m2"}, {"flashinfer", "triton", "flashmla"}),
+        ({"preset": "glm-5", "gpu": "b200"}, {"flashinfer", "triton", "nsa"}),
+    ],
+)
+def test_who_can(options: dict[str, Any], able: set[str]) -> None:
+    assert {name for name, row in ask(**options).items() if row["can"] in CAN} == able
+
+
+@pytest.mark.parametrize(
+    ("options", "backend", "words"),
+    [
+        ({}, "trtllm_mla", "qk_nope_head_dim 128; this model has 192"),
+        ({"flashinfer": "0.6.12"}, "trtllm_mla", "128 query heads a rank; this model has 8"),
+        ({"gpu": "h200"}, "trtllm_mla", "needs Blackwell"),
+        ({"kv_cache_dtype": "bfloat16"}, "trtllm_mla", "not bfloat16"),
+        ({"gpu": "b200"}, "cutlass_mla", "pages of 128"),
+        ({}, "fa3", "asserts SM90"),
+        ({}, "nsa", "DeepGEMM has no kernel"),
+        ({"flashinfer": "0.6.2"}, "flashinfer", ">= 0.6.3"),
+        ({"release": "0.5.23", "flashinfer": "0.7.1"}, "flashinfer", ">= 0.7.2"),
+        ({}, "triton", "--nsa-prefill-backend trtllm"),
+        ({"release": "0.5.23"}, "triton", "--dsa-prefill-backend trtllm"),
+        ({"release": "0.5.23"}, "cutedsl_mla", "needs SM100"),
+    ],
+)
+def test_why(options: dict[str, Any], backend: str, words: str) -> None:
+    assert words in ask(**options)[backend]["why"]
+
+
+def test_no_patch_is_said_plainly() -> None:
+    outcome = backends(preset="glm-5", gpu="rtx-pro-6000", release="0.5.9")
+    advice = " ".join(outcome.data["advice"])  # type: ignore[arg-type]
+    assert outcome.data["patch_needed"] is False
+    assert "No patch is needed with --attention-backend triton" in advice
+    assert "What triton costs" in advice
+    assert "mlapatch apply auto" in advice
+    bf16 = backends(preset="glm-5", gpu="h200", release="0.5.9", kv_cache_dtype="bfloat16")
+    assert "half as many tokens" in " ".join(bf16.data["advice"])  # type: ignore[arg-type]
+
+
+def test_releases_in_between_say_so() -> None:
+    assert table_for(Version("0.5.9")) == ("0.5.9", "")
+    assert table_for(Version("0.5.12"))[0] == "0.5.9"
+    assert "0.5.21 may differ" in table_for(Version("0.5.21"))[1]
+
+
+def test_config_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(
+        json.dumps({"kv_lora_rank": 512, "qk_nope_head_dim": 64, "num_attention_heads": 16, "architectures": ["X"]})
+    )
+    found = backends(model=tmp_path, sm=90, release="0.5.9", tp=8)
+    assert found.data["model"] == {"arch": "X", "nope": 64, "heads_per_rank": 2, "dsa": False}
+    file.write_text("{}")
+    for wrong in ({"model": file}, {"model": tmp_path / "none"}, {"preset": "none"}):
+        with pytest.raises(MlapatchError) as raised:
+            backends(sm=90, release="0.5.9", **wrong)
+        assert raised.value.exit is Exit.USAGE
+
+
+# ------------------------------------------------------------------------------------------- what the source says
+SRT = "sglang/srt"
+SAYS = [
+    ("0.5.9", "server_args.py", "FlashMLA only supports a page_size of 64"),
+    ("0.5.9", "server_args.py", "Cutlass MLA only supports a page_size of 128"),
+    ("0.5.9", "server_args.py", '["fp8_e4m3", "fp4_e2m1", "bf16", "auto"]'),
+    ("0.5.9", "server_args.py", "FlashAttention3 only supports fp8_e4m3 if using FP8"),
+    ("0.5.9", "entrypoints/engine.py", '"flashinfer_python", "0.6.3",'),
+    ("0.5.9", "layers/attention/attention_registry.py", "torch.cuda.get_device_capability()[0] == 9"),
+    ("0.5.9", "layers/attention/cutlass_mla_backend.py", "PAGE_SIZE = 128"),
+    ("0.5.9", "layers/attention/triton_ops/decode_attention.py", "tl.dot(q, k.to(q.dtype))"),
+    ("0.5.9", "layers/attention/triton_ops/extend_attention.py", "tl.dot(q.to(k.dtype), k)"),
+    ("0.5.9", "mem_cache/memory_pool.py", "assert self.page_size == 64"),
+    ("0.5.9", "model_executor/model_runner_kv_cache_mixin.py", 'self.server_args.nsa_prefill_backend == "trtllm" or'),
+    ("0.5.23", "arg_groups/overrides.py", "FlashMLA only supports a page_size of 64"),
+    ("0.5.23", "arg_groups/overrides.py", '["fp8_e4m3", "bf16", "auto"]'),
+    ("0.5.23", "arg_groups/overrides.py", "CuteDSL MLA only supports decoding for now"),
+    ("0.5.23", "arg_groups/overrides.py", "Set DSA backends for GLM FP8 KV Cache on SM120/SM121"),
+    ("0.5.23", "entrypoints/engine.py", '"flashinfer_python", "0.7.2",'),
+    ("0.5.23", "layers/attention/attention_registry.py", "or major == 9, ("),
+    ("0.5.23", "mem_cache/memory_pool.py", "assert physical_page_size == 64"),
+    ("0.5.23", "mem_cache/kv_cache_configurator.py", 'dsa_prefill_backend == "trtllm" or'),
+]
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize(("version", "path", "text"), SAYS)
+def test_the_source_says_so(version: str, path: str, text: str, release: Callable[[str], Path]) -> None:
+    source = re.sub(r"\s+", " ", (release(version) / SRT / path).read_text("utf-8"))
+    assert text in source
+
+
+@pytest.mark.verify
+def test_cutlass_mla_is_gone_and_cutedsl_is_new(release: Callable[[str], Path]) -> None:
+    for version, there, gone in (("0.5.9", "cutlass_mla", "cutedsl_mla"), ("0.5.23", "cutedsl_mla", "cutlass_mla")):
+        registry = (release(version) / SRT / "layers/attention/attention_registry.py").read_text("utf-8")
+        assert f'register_attention_backend("{there}")' in registry
+        assert f'register_attention_backend("{gone}")' not in registry
+
+
+# -------------------------------------------------------------------------------------------------------------- doctor
+def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site-packages"
+    (site / "sglang" / "srt").mkdir(parents=True)
+    (site / "sglang" / "__init__.py").touch()
+    (site / "sglang" / "version.py").write_text('__version__ = "0.5.9"\n')
+    for name, version in (
+        ("flashinfer_python", "0.6.3"),
+        ("flashinfer_cubin", "0.6.4"),
+        ("flashinfer_jit_cache", "0.6.3+cu129"),
+    ):
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.setenv("SGLANG_API_KEY", "very-secret")
+    monkeypatch.setenv("NCCL_P2P_LEVEL", "PHB")
+    found = doctor(sglang=site)
+    assert found.exit is Exit.OK
+    packages: Any = found.data["packages"]
+    assert packages["flashinfer-cubin"] == "0.6.4"
+    problems = " ".join(found.data["problems"])  # type: ignore[arg-type]
+    assert "flashinfer-cubin 0.6.4 does not match" in problems
+    assert "flashinfer-jit-cache" not in problems
+    settings: Any = found.data["settings"]
+    assert settings["SGLANG_API_KEY"] == "***"
+    assert settings["NCCL_P2P_LEVEL"] == "PHB"
+    assert "very-secret" not in json.dumps(found.data)
+
+
+def test_doctor_without_sglang(tmp_path: Path) -> None:
+    found = doctor(sglang=tmp_path)
+    assert found.exit is Exit.OK
+    assert found.data["problems"]
