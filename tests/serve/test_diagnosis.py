@@ -207,6 +207,13 @@ def test_ending_without_a_log_line() -> None:
     assert "exit code 1" in unknown.cause
 
 
+def test_an_unknown_exception_outranks_the_kill_that_it_caused() -> None:
+    transcript = Transcript()
+    transcript.feed(case("unknown-exception"))
+    found = decide(transcript, ending=Ending("sglang::scheduler_TP0", -9, "TP0"))
+    assert (found.rule, found.rank) == ("unknown", "TP3")
+
+
 def test_a_known_cause_in_the_log_outranks_how_the_process_ended() -> None:
     transcript = Transcript()
     transcript.feed(case("14-weights-oom"))

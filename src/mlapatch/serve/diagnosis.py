@@ -16,8 +16,8 @@ from mlapatch.serve.verdicts import FAILED, Diagnosis, Ending, Silence, common_v
 def diagnose(log: Transcript, *, ending: Ending | None = None, silence: Silence | None = None) -> Diagnosis:
     """Decide. `ending` and `silence` add what only a running launcher knows; a log alone needs neither."""
     failure = _Case(log).decide()
-    if failure is not None and (failure.known or ending is None):
-        return failure
+    if failure is not None and (failure.known or ending is None or log.has_died()):
+        return failure  # who said why it dies outranks what then happened to the others
     if ending is not None:
         died = ended(log, ending)
         return died if failure is None or died.known else failure
