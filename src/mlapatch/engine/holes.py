@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-HOLE = re.compile(r"(?<!\{)\{([a-z_][a-z0-9_]*)(\.\.\.)?\}(?!\})")
+_HOLE = re.compile(r"\{\{|\}\}|\{([a-z_][a-z0-9_]*)(\.\.\.)?\}")
 ONE, MANY = "__mlapatch_one_", "__mlapatch_many_"
 #: The patterns for a definition by its name.
 HEADER = re.compile(r"(class|def)\s+([A-Za-z_]\w*)")
@@ -15,7 +15,9 @@ def with_stand_ins(text: str) -> tuple[str, list[str]]:
     names: list[str] = []
 
     def stand_in(match: re.Match[str]) -> str:
+        if not match[1]:
+            return match[0][0]  # a doubled brace
         names.append(f"{MANY if match[2] else ONE}{match[1]}")
         return f"*{names[-1]}" if match[2] else names[-1]
 
-    return HOLE.sub(stand_in, text).replace("{{", "{").replace("}}", "}"), names
+    return _HOLE.sub(stand_in, text), names

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from mlapatch.engine.holes import HOLE
+from mlapatch.engine.holes import with_stand_ins
 from mlapatch.engine.python import parse_ast
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -48,8 +48,9 @@ def _nearest_name(named: list[tuple[str, ast.AST]], scope: str) -> str:
 
 def _best(inside: ast.AST, pattern: str, cutoff: float) -> str:
     """The node of the pattern's kind that has most of its names, or names much like them; short ones first."""
-    names = list(dict.fromkeys(_NAME.findall(HOLE.sub(" ", pattern))))
-    kinds = _kinds(HOLE.sub("_", pattern))
+    source, holes = with_stand_ins(pattern)
+    names = [name for name in dict.fromkeys(_NAME.findall(source)) if name not in holes]
+    kinds = _kinds(source)
     likeness: dict[tuple[str, str], float] = {}
     best, line, text = 0.0, 0, ""
     for node in ast.walk(inside):
@@ -75,7 +76,7 @@ def _kinds(wanted: str) -> tuple[type[ast.AST], ...]:
     if wanted.startswith(("class ", "def ")):
         return (ast.ClassDef, ast.FunctionDef)
     try:
-        first = parse_ast(wanted.replace("{{", "{").replace("}}", "}")).body[0]
+        first = parse_ast(wanted).body[0]
     except (SyntaxError, ValueError, IndexError):
         return (ast.Call, ast.Assign, ast.Attribute, ast.AnnAssign, ast.Return)
     return (type(first.value),) if isinstance(first, ast.Expr) else (type(first),)

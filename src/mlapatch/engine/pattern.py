@@ -1,7 +1,7 @@
 """Structural patterns with named holes, compiled to libcst matchers, and templates filled from what they matched.
 
-`{name}` stands for one expression, `{name...}` for any number of call arguments. White space, comments, parentheses
-and trailing commas do not count. Braces of a dict or set are doubled.
+`{name}` stands for one expression, `{name...}` for any number of call arguments. White space, comments, parentheses,
+quotes and trailing commas do not count. Braces of a dict or set are doubled.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ class Pattern:
 def _matcher(node: cst.CSTNode) -> m.BaseMatcherNode:
     if isinstance(node, cst.Name) and node.value.startswith(ONE):
         return m.SaveMatchedNode(m.DoNotCare(), node.value[len(ONE) :])  # type: ignore[return-value]
+    if isinstance(node, cst.SimpleString):
+        value = node.evaluated_value
+        return m.SimpleString(m.MatchIfTrue(lambda text: cst.SimpleString(text).evaluated_value == value))
     wanted: dict[str, object] = {}
     for item in fields(node):
         if item.name in FORMATTING or item.name.startswith("whitespace"):
@@ -119,6 +122,10 @@ def enclosed(node: cst.BaseExpression) -> cst.BaseExpression:
     return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
 
+def _code(node: cst.CSTNode) -> str:
+    return cst.Module(body=[]).code_for_node(node)
+
+
 def _bracketed(arg: cst.Arg) -> cst.Arg:
     """A generator may stand without parentheses only where it is the one argument."""
     return arg.with_changes(value=enclosed(arg.value)) if isinstance(arg.value, cst.GeneratorExp) else arg
@@ -148,6 +155,8 @@ class _Fill(cst.CSTTransformer):
             many = _many(arg)
             if many:
                 args += [cst.ensure_type(bound, cst.Arg) for bound in self._many(many)]
+                if args and isinstance(arg.comma, cst.Comma) and "\n" in _code(arg.comma.whitespace_after):
+                    args[-1] = args[-1].with_changes(comma=arg.comma)  # the template's own line break
             else:
                 args.append(arg)
         if len(args) > 1:

@@ -49,6 +49,12 @@ def committed_files(repository: Path, commit: str, folder: str) -> dict[str, str
     return found
 
 
+def tracks(repository: Path, file: Path) -> bool | None:
+    """Whether the index has the file; None where git cannot say."""
+    listed = _git(repository, "ls-files", "--", file.relative_to(repository).as_posix())
+    return None if listed is None else bool(listed)
+
+
 def head_commit(repository: Path) -> str:
     """The commit that HEAD names ('' without one)."""
     said = _git(repository, "rev-parse", "--verify", "HEAD^{commit}")

@@ -96,6 +96,8 @@ def _probe_here() -> dict[str, Any]:
 def _probe_other(python: str) -> dict[str, Any]:
     try:
         done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise OSError((done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1])
         found: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError) as error:
         raise MlapatchError(
@@ -111,6 +113,13 @@ def _probe_other(python: str) -> dict[str, Any]:
 
 def _imported(probe: dict[str, Any]) -> Path:
     origin, places = probe["origin"], probe["places"]
+    if origin and not Path(str(origin)).is_file():
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "sglang is not a folder on disk (a zip archive?), and its files cannot be patched",
+            where=str(origin),
+            next="install sglang as files, or name another by --sglang PATH",
+        )
     if origin:
         return Path(str(origin)).parent.resolve()
     if places:
@@ -155,6 +164,8 @@ def _at(package: Path, python: str, path: Sequence[str]) -> Target:
     dist_info = _dist_info(package.parent)
     recorded = dist_info is not None and (dist_info / "RECORD").is_file() and _lists_package(dist_info)
     repository = None if recorded else _repository(package)
+    if repository is not None and not _tracked(repository, package):
+        repository = None
     editable = None if recorded else _editable_dist_info(package, path)
     if recorded:
         install = "wheel"
@@ -210,6 +221,13 @@ def _editable_dist_info(package: Path, path: Sequence[str]) -> Path | None:
 def _repository(package: Path) -> Path | None:
     """The git work tree that the package lies in (a `.git` folder, or file: worktrees and submodules have one)."""
     return next((parent for parent in package.parents if (parent / ".git").exists()), None)
+
+
+def _tracked(repository: Path, package: Path) -> bool:
+    """Not where git says that the package is no part of the work tree around it."""
+    from mlapatch.install.git import tracks
+
+    return tracks(repository, package / "__init__.py") is not False
 
 
 def _copies(path: Sequence[str]) -> Iterator[Path]:
