@@ -23,7 +23,7 @@ from mlapatch.commands.logs import logs
 from mlapatch.commands.stop import stop
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.outcome import Outcome
+from mlapatch.outcome import Outcome, Warn
 from mlapatch.serve.follow import Timing
 from mlapatch.serve.preflight import PatchedFile, PatchFacts
 from mlapatch.serve.run_record import load_all
@@ -329,6 +329,13 @@ def test_a_rank_that_runs_other_bytes(
     assert outcome.exit is Exit.SERVER
     assert words in diagnosis(outcome)["cause"]
     assert bench.left_behind() == []
+
+
+def test_a_log_level_that_hides_the_marks_is_warned_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    patched(monkeypatch, SHA)
+    outcome = bench.launch("--log-level", "error")
+    assert outcome.exit is Exit.OK
+    assert any(isinstance(block, Warn) and "--log-level error" in block.text for block in outcome.blocks)
 
 
 # ------------------------------------------------------------------------------------------------- secrets, proxies

@@ -277,10 +277,13 @@ class _Run:
     def _check_ready(self) -> tuple[str, list[str]]:
         options = self.plan.options
         files = self.plan.facts.files if self.plan.facts else ()
-        problem = rank_problem(self.follower.log, files)
-        if problem:
+        problem, warnings = rank_problem(self.follower.log, files), list[str]()
+        level = options.text("log-level", "info")
+        if problem and not self.follower.log.marks and level in ("warning", "error", "critical"):
+            warnings.append(f"--log-level {level} hides the line by which each rank says which bytes it runs")
+        elif problem:
             return problem, []
-        if files:
+        elif files:
             self.tell("every rank has logged the sha256 of the patched file")
         key = options.text("api-key")
         ids = "skip-tokenizer-init" in options.given
@@ -289,9 +292,9 @@ class _Run:
             self.tell(
                 f"one prompt answered {self.answer.tokens} tokens in {self.answer.seconds:.2f} s: {self.answer.text!r}"
             )
-            return "", []
+            return "", warnings
         if options.text("load-format") == "dummy":
-            return "", [f"{self.answer.problem}; the weights are dummies, so that says nothing"]
+            return "", [*warnings, f"{self.answer.problem}; the weights are dummies, so that says nothing"]
         return self.answer.problem, []
 
     def _failed(self, found: Diagnosis) -> Outcome:
