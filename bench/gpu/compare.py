@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Patches on a real SGLang server on one Hopper GPU: same machine, same run, same prompts, outputs compared with stock.
 
-    python3 bench/gpu/compare.py --out DIR stock active-cast gather-cast triton fp8-plan
+    python3 bench/gpu/compare.py --out DIR stock,active-cast,gather-cast,triton fp8-plan,dsa-stock,dsa-active-cast
 
-Needs the unpacked payload of bench/gpu/README.md (/tmp/site, /tmp/flashinfer, /tmp/model, /tmp/model-dsa); standard
+The variants of a group start side by side (a start is mostly imports on the CPU), each from its own copy of the package; then
+one is measured at a time while the others are idle. Needs the unpacked payload of bench/gpu/README.md (/tmp/site, /tmp/flashinfer, /tmp/model, /tmp/model-dsa); standard
 library only. Writes DIR/compare.json after every variant, so a run that is cut keeps what it measured; a second run
 with the same DIR adds to it. bench/gpu/table.py turns the file into the README's table.
 """
@@ -15,6 +16,7 @@ import concurrent.futures
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PORT = 30011
+FIRST_PORT, PORT_STEP = 30011, 1500
 SITE = Path("/tmp/site")
 REPOSITORY = Path(__file__).resolve().parents[2]
 NEW_TOKENS = 128
@@ -66,10 +68,22 @@ VARIANTS = {
     "gather-cast-eager": Variant("gather-cast", args=EAGER, lengths=SHORT, streams=0),
     "dsa-stock": Variant(model="/tmp/model-dsa", page_size=64, args=DSA, lengths=SHORT, streams=0),
     "dsa-active-cast": Variant(
-        "active-cast", model="/tmp/model-dsa", page_size=64, args=DSA, lengths=SHORT, streams=0, compare_with="dsa-stock"
+        "active-cast",
+        model="/tmp/model-dsa",
+        page_size=64,
+        args=DSA,
+        lengths=SHORT,
+        streams=0,
+        compare_with="dsa-stock",
     ),
     "dsa-gather-cast": Variant(
-        "gather-cast", model="/tmp/model-dsa", page_size=64, args=DSA, lengths=SHORT, streams=0, compare_with="dsa-stock"
+        "gather-cast",
+        model="/tmp/model-dsa",
+        page_size=64,
+        args=DSA,
+        lengths=SHORT,
+        streams=0,
+        compare_with="dsa-stock",
     ),
     "eagle-stock": Variant(model="/tmp/model-nextn", args=EAGLE, lengths=SHORT, streams=0),
     "eagle-active-cast": Variant(
@@ -84,22 +98,40 @@ class Server:
 
     process: subprocess.Popen[bytes]
     log: Path
+    port: int
+    began: float
     seconds: float = 0.0
     ready: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def mlapatch(*args: str) -> dict[str, Any]:
-    """Run a verb on the payload's SGLang and return its JSON."""
-    command = [sys.executable, "-m", "mlapatch", *args, "--sglang", str(SITE), "--json"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+def mlapatch(site: Path, *args: str) -> dict[str, Any]:
+    """Run a verb on one copy of the payload's SGLang and return its JSON."""
+    command = [sys.executable, "-m", "mlapatch", *args, "--sglang", str(site), "--json"]
+    done = subprocess.run(command, env=environment(site), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
     return dict(json.loads(done.stdout))
 
 
-def environment(*, flashinfer: bool = False) -> dict[str, str]:
-    path = [str(REPOSITORY / "src"), "/tmp/extra", str(SITE), str(SITE / "nvidia_cutlass_dsl/python_packages")]
+def own_copy(name: str) -> Path:
+    """A copy of the sglang package for one variant; everything else stays in /tmp/site."""
+    copy = Path(f"/tmp/site-{name}")
+    if not copy.exists():
+        copy.mkdir()
+        for item in ("sglang", *(path.name for path in SITE.glob("sglang-*.dist-info"))):
+            shutil.copytree(SITE / item, copy / item)
+    return copy
+
+
+def environment(site: Path, *, flashinfer: bool = False) -> dict[str, str]:
+    path = [
+        str(REPOSITORY / "src"),
+        str(site),
+        "/tmp/extra",
+        str(SITE),
+        str(SITE / "nvidia_cutlass_dsl/python_packages"),
+    ]
     if flashinfer:
         path.insert(0, "/tmp/flashinfer")
     return {
@@ -111,33 +143,52 @@ def environment(*, flashinfer: bool = False) -> dict[str, str]:
     }
 
 
-def start(name: str, variant: Variant, out: Path, wait: float) -> Server:
-    """Start a server and wait until /health answers 200, the process ends, or `wait` seconds are over."""
+def start(name: str, variant: Variant, site: Path, out: Path, port: int) -> Server:
+    """Start a server in a process group of its own."""
     log = out / f"server-{name}.log"
     command = [
         *(sys.executable, "-m", "sglang.launch_server", "--model-path", variant.model, "--load-format", "dummy"),
         *("--skip-tokenizer-init", "--attention-backend", variant.backend, "--kv-cache-dtype", "fp8_e4m3"),
         *("--max-total-tokens", "495552", "--page-size", str(variant.page_size), "--grammar-backend", "none"),
-        *("--sampling-backend", "pytorch", "--host", "127.0.0.1", "--port", str(PORT), "--cuda-graph-max-bs", "16"),
-        *("--context-length", "200000", "--chunked-prefill-size", "8192", *variant.args),
+        *("--sampling-backend", "pytorch", "--host", "127.0.0.1", "--port", str(port), "--cuda-graph-max-bs", "16"),
+        *(
+            "--context-length",
+            "200000",
+            "--chunked-prefill-size",
+            "8192",
+            "--mem-fraction-static",
+            "0.96",
+            *variant.args,
+        ),
     ]
-    began = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command, env=environment(flashinfer=variant.flashinfer), stdout=file, stderr=file, start_new_session=True
+            command,
+            env=environment(site, flashinfer=variant.flashinfer),
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            cwd="/tmp",
         )
-    server = Server(process, log)
-    while time.monotonic() - began < wait and process.poll() is None and not server.ready:
-        server.ready = health() == 200
+    return Server(process, log, port, time.monotonic())
+
+
+def wait_for(servers: list[Server], seconds: float) -> None:
+    """Until each server answers /health with 200 or has ended, or the time is over."""
+    deadline = time.monotonic() + seconds
+    waiting = list(servers)
+    while waiting and time.monotonic() < deadline:
+        for server in list(waiting):
+            server.ready = health(server.port) == 200
+            server.seconds = round(time.monotonic() - server.began, 1)
+            if server.ready or server.process.poll() is not None:
+                waiting.remove(server)
         time.sleep(0.5)
-    server.seconds = round(time.monotonic() - began, 1)
-    server.facts = facts_in(log)
-    return server
 
 
-def health() -> int:
+def health(port: int) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=30) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -151,10 +202,6 @@ def stop(server: Server) -> None:
     except ProcessLookupError:
         pass
     server.process.wait()
-    deadline = time.monotonic() + 20
-    while health() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    time.sleep(2)
 
 
 def facts_in(log: Path) -> dict[str, Any]:
@@ -170,7 +217,7 @@ def facts_in(log: Path) -> dict[str, Any]:
     return facts
 
 
-def generate(input_ids: list[int], new: int) -> tuple[list[float], list[int]]:
+def generate(port: int, input_ids: list[int], new: int) -> tuple[list[float], list[int]]:
     """One greedy streamed generation: arrival time of each chunk (s), output token ids."""
     body = {
         "input_ids": input_ids,
@@ -178,7 +225,7 @@ def generate(input_ids: list[int], new: int) -> tuple[list[float], list[int]]:
         "sampling_params": {"max_new_tokens": new, "temperature": 0, "ignore_eos": True},
     }
     request = urllib.request.Request(
-        f"http://127.0.0.1:{PORT}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     times: list[float] = []
     ids: list[int] = []
@@ -191,7 +238,7 @@ def generate(input_ids: list[int], new: int) -> tuple[list[float], list[int]]:
     return times, ids
 
 
-def measure(variant: Variant) -> dict[str, Any]:
+def measure(variant: Variant, port: int) -> dict[str, Any]:
     """TPOT at each length, a prefix hit, concurrent streams with a shared prefix; greedy outputs of each."""
     rng = random.Random(0)
     prompts = {length: [rng.randrange(10, 31000) for _ in range(length)] for length in LENGTHS}
@@ -200,19 +247,19 @@ def measure(variant: Variant) -> dict[str, Any]:
     hit = [rng.randrange(10, 31000) for _ in range(PREFIX_HIT + 96)]
     result: dict[str, Any] = {"single": {}, "outputs": {}}
     for length in variant.lengths:
-        generate(prompts[length], 8)
+        generate(port, prompts[length], 8)
         began = time.perf_counter()
-        times, ids = generate(prompts[length], NEW_TOKENS)
+        times, ids = generate(port, prompts[length], NEW_TOKENS)
         tpot = (times[-1] - times[0]) / (len(ids) - 1)
         result["single"][str(length)] = {"ttft_ms": 1e3 * (times[0] - began), "tpot_ms": 1e3 * tpot}
         result["outputs"][str(length)] = ids
-    generate(hit[:PREFIX_HIT], 4)
-    result["outputs"]["prefix-hit"] = generate(hit, 32)[1]
+    generate(port, hit[:PREFIX_HIT], 4)
+    result["outputs"]["prefix-hit"] = generate(port, hit, 32)[1]
     if variant.streams:
-        generate(prefix, 8)
+        generate(port, prefix, 8)
         began = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(variant.streams) as pool:
-            done = list(pool.map(lambda tail: generate(prefix + tail, NEW_TOKENS), tails))
+            done = list(pool.map(lambda tail: generate(port, prefix + tail, NEW_TOKENS), tails))
         elapsed = time.perf_counter() - began
         result["streams"] = {"count": variant.streams, "tok_s": variant.streams * NEW_TOKENS / elapsed}
         for index, (_, ids) in enumerate(done):
@@ -237,51 +284,71 @@ def machine() -> dict[str, Any]:
         "import json, torch, triton; p = torch.cuda.get_device_properties(0); "
         "print(json.dumps({'gpu': p.name, 'memory': p.total_memory, 'torch': torch.__version__, 'triton': triton.__version__}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(SITE), capture_output=True, text=True, check=True
+    )
     return {**json.loads(done.stdout.strip().splitlines()[-1]), "python": sys.version.split()[0]}
 
 
 def commit() -> str:
     git = ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
     done = subprocess.run(git, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or os.environ.get("MLAPATCH_COMMIT", "")
+    return done.stdout.strip() or os.environ.get("MLAPATCH_COMMIT", "unknown")
 
 
-def run(name: str, out: Path, kept: dict[str, Any], wait: float, during: list[str]) -> None:
-    variant = VARIANTS[name]
-    mlapatch("revert")
-    if variant.patch:
-        mlapatch("apply", variant.patch, "--force")
-    status = mlapatch("status")
-    server = start(name, variant, out, wait)
-    entry: dict[str, Any] = {"ready": server.ready, "start_s": server.seconds, "args": list(variant.args)}
+def run(names: list[str], out: Path, kept: dict[str, Any], wait: float, during: dict[str, list[str]]) -> None:
+    """Patch and start a group, then measure its servers one at a time."""
+    servers, statuses = {}, {}
+    for index, name in enumerate(names):
+        variant, site = VARIANTS[name], own_copy(name)
+        mlapatch(site, "revert")
+        if variant.patch:
+            mlapatch(site, "apply", variant.patch, "--force")
+        statuses[name] = mlapatch(site, "status")
+        servers[name] = start(name, variant, site, out, FIRST_PORT + PORT_STEP * index)
     try:
-        if server.ready:
-            entry.update(measure(variant))
-            for command in during:
-                print(f"{name}: {command}", flush=True)
-                done = subprocess.run(command, shell=True, env=environment(flashinfer=variant.flashinfer), check=False)
-                entry.setdefault("during", {})[command] = done.returncode
-    except (OSError, ValueError, IndexError) as error:
-        entry["error"] = f"{type(error).__name__}: {error}"
+        wait_for(list(servers.values()), wait)
+        time.sleep(3)  # the last warm-up request is over: from here on one server works at a time
+        for name, server in servers.items():
+            kept["variants"][name] = result(name, server, statuses[name], kept, during.get(name, []))
+            (out / "compare.json").write_text(json.dumps(kept, indent=1))
+            report(name, kept["variants"][name])
+            if not server.ready or "error" in kept["variants"][name]:
+                print("\n".join(server.log.read_text(errors="replace").splitlines()[-25:]), flush=True)
     finally:
-        stop(server)
+        for server in servers.values():
+            stop(server)
+
+
+def result(
+    name: str, server: Server, status: dict[str, Any], kept: dict[str, Any], during: list[str]
+) -> dict[str, Any]:
+    """What one server did."""
+    variant = VARIANTS[name]
+    entry: dict[str, Any] = {"ready": server.ready, "start_s": server.seconds, "args": list(variant.args)}
+    if server.ready:
+        try:
+            entry.update(measure(variant, server.port))
+        except (OSError, ValueError, IndexError) as error:
+            entry["error"] = f"{type(error).__name__}: {error}"
+        for command in during:
+            ready = command.replace("PORT", str(server.port))
+            site = Path(f"/tmp/site-{name}")
+            done = subprocess.run(ready, shell=True, env=environment(site, flashinfer=variant.flashinfer), check=False)
+            entry.setdefault("during", {})[ready] = done.returncode
     entry["facts"] = facts_in(server.log)
     entry["patch"] = {
         "name": variant.patch,
         "sha256": status["targets"][0]["sha256"],
         "digest": status["digest"],
         "sglang": status["sglang"]["version"],
-        "flashinfer": "0.6.18" if variant.flashinfer else status["sglang"]["flashinfer"],
+        "flashinfer": "0.6.18" if variant.flashinfer else "0.6.12",
         "backend": variant.backend,
     }
     reference = kept["variants"].get(variant.compare_with, {}).get("outputs")
     if reference and "outputs" in entry:
         entry["agreement"] = agreement(entry["outputs"], reference)
-    kept["variants"][name] = entry
-    report(name, entry)
-    if not server.ready or "error" in entry:
-        print("\n".join(server.log.read_text(errors="replace").splitlines()[-25:]), flush=True)
+    return entry
 
 
 def report(name: str, entry: dict[str, Any]) -> None:
@@ -298,28 +365,23 @@ def report(name: str, entry: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="+", choices=list(VARIANTS))
+    parser.add_argument("groups", nargs="+", metavar="VARIANT[,VARIANT...]", help=f"of {', '.join(VARIANTS)}")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--resume", type=Path, help="a compare.json to add to")
-    parser.add_argument("--budget", type=float, default=560, help="seconds; no variant starts with less than --reserve left")
-    parser.add_argument("--reserve", type=float, default=90)
-    parser.add_argument("--wait", type=float, default=330, help="seconds to wait for a server")
-    parser.add_argument("--during", action="append", default=[], metavar="VARIANT=COMMAND", help="run while it is up")
+    parser.add_argument("--wait", type=float, default=330, help="seconds to wait for the servers of a group")
+    parser.add_argument(
+        "--during", action="append", default=[], metavar="VARIANT=COMMAND", help="after its measurement"
+    )
     args = parser.parse_args()
-    began = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     source = args.resume if args.resume and args.resume.exists() else args.out / "compare.json"
     kept = json.loads(source.read_text()) if source.exists() else {"variants": {}}
     kept.update(machine=machine(), commit=commit(), date=time.strftime("%Y-%m-%d"), pool_tokens=495552, layers=78)
-    for name in args.variants:
-        left = args.budget - (time.monotonic() - began)
-        if left < args.reserve:
-            print(f"{name}: not run, {left:.0f} s left", flush=True)
-            continue
-        during = [item.partition("=")[2] for item in args.during if item.partition("=")[0] == name]
-        run(name, args.out, kept, min(args.wait, left), during)
-        (args.out / "compare.json").write_text(json.dumps(kept, indent=1))
-    mlapatch("revert")
+    during: dict[str, list[str]] = {}
+    for item in args.during:
+        during.setdefault(item.partition("=")[0], []).append(item.partition("=")[2])
+    for group in args.groups:
+        run(group.split(","), args.out, kept, args.wait, during)
 
 
 if __name__ == "__main__":

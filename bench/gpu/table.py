@@ -55,7 +55,9 @@ def table(kept: dict[str, Any]) -> str:
 def main() -> int:
     """Write or check."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 unless the README has the table of the recorded run")
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 unless the README has the table of the recorded run"
+    )
     check = parser.parse_args().check
     text = README.read_text(encoding="utf-8")
     head, _, rest = text.partition(START)

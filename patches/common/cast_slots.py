@@ -7,7 +7,8 @@ import triton.language as tl
 _mlapatch_logger = logging.getLogger(__name__)
 
 
-# Not specialised on the lengths: a new value must not compile a new kernel while requests wait.
+# Not specialised on the lengths: a new value must not compile a new kernel while
+# requests wait.
 @triton.jit(do_not_specialize=["num_requests", "max_pages", "num_slots"])
 def cast_slots_kernel(
     pool,
@@ -21,93 +22,125 @@ def cast_slots_kernel(
     out_stride,
     PAGE: tl.constexpr,
     COMPACT: tl.constexpr,
-    E5M2: tl.constexpr,
+    BITS: tl.constexpr,
+    PEERS: tl.constexpr,
     MAIN: tl.constexpr,
     REST: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """out[dst[r]] = bf16(pool[slot[r]]) for the slots of pages kv_indices[:kv_indptr[num_requests]], dst = r if COMPACT
-    else slot[r].
+    """out[target] = pool[slot] for each slot of pages kv_indices[:kv_indptr[num_requests]];
+    target is the row's place in kv_indices if COMPACT, else the slot itself.
 
-    The number of live pages is read on the device, so a captured graph replays any length. More tokens than slots
-    (shared prefixes) would cost more than the whole pool: then each slot is cast once. pool: uint8 rows of MAIN + REST
-    FP8 values, pool_stride apart. An e4m3 number is 2^8 times the half float with its bits one exponent bit further
-    down, an e5m2 number is the upper byte of a half float; both ways are exact and work on every GPU.
+    Programs: (any number, requests). Lengths are read on the device, so a captured graph
+    replays any. In place, a page that one of the PEERS requests before has at the same
+    position (a shared prefix) is cast there and skipped here, and more tokens than slots
+    would cost more than the pool: then each slot is cast once. Rows of pool and out are
+    MAIN + REST values, *_stride apart.
     """
-    live = tl.minimum(tl.load(kv_indptr + num_requests), max_pages) * PAGE
-    rows = live if COMPACT else tl.minimum(live, num_slots)
-    indexed = rows == live
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    request = tl.program_id(1)
+    total = tl.minimum(tl.load(kv_indptr + num_requests), max_pages) * PAGE
+    some = request < num_requests
+    first = tl.load(kv_indptr + request, mask=some, other=0) * PAGE
+    last = tl.load(kv_indptr + request + 1, mask=some, other=0) * PAGE
+    rows = tl.minimum(last, total) - first
+    whole = (total > num_slots) & (not COMPACT)
+    if whole:
+        first = 0
+        rows = num_slots
+        program += programs * request
+        programs *= tl.num_programs(1)
     main = tl.arange(0, MAIN)
     rest = tl.arange(0, BLOCK_REST)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    for start in range(program * ROWS, rows, programs * ROWS):
         row = start + tl.arange(0, ROWS)
-        inside = row < rows
-        page = tl.load(kv_indices + row // PAGE, mask=inside & indexed, other=0)
-        slot = tl.where(indexed, page * PAGE + row % PAGE, row).to(tl.int64)
-        target = row.to(tl.int64) if COMPACT else slot
+        live = row < rows
+        listed = live & (not whole)
+        position = row // PAGE
+        page = tl.load(kv_indices + first // PAGE + position, mask=listed, other=0)
+        if not COMPACT:
+            for back in tl.static_range(1, PEERS + 1):
+                there = listed & (back <= request)
+                begin = tl.load(
+                    kv_indptr + request - back, mask=back <= request, other=0
+                )
+                end = tl.load(
+                    kv_indptr + request - back + 1, mask=back <= request, other=0
+                )
+                there &= position < end - begin
+                peer = tl.load(kv_indices + begin + position, mask=there, other=-1)
+                live &= peer != page
+        slot = tl.where(listed, page * PAGE + row % PAGE, row).to(tl.int64)
+        target = (first + row).to(tl.int64) if COMPACT else slot
         source = pool + slot[:, None] * pool_stride
         destination = out + target[:, None] * out_stride
-        mask = inside[:, None] & (main[None, :] < MAIN)
-        bits = tl.load(source + main[None, :], mask=mask, other=0)
-        tl.store(
-            destination + main[None, :],
-            widen_fp8(bits, E5M2).to(out.dtype.element_ty),
-            mask=mask,
-        )
-        mask = inside[:, None] & (rest[None, :] < REST)
-        bits = tl.load(source + MAIN + rest[None, :], mask=mask, other=0)
-        tl.store(
-            destination + MAIN + rest[None, :],
-            widen_fp8(bits, E5M2).to(out.dtype.element_ty),
-            mask=mask,
-        )
+        mask = live[:, None] & (main[None, :] < MAIN)
+        values = tl.load(source + main[None, :], mask=mask)
+        values = widen_fp8(values, BITS).to(out.dtype.element_ty)
+        tl.store(destination + main[None, :], values, mask=mask)
+        mask = live[:, None] & (rest[None, :] < REST)
+        values = tl.load(source + MAIN + rest[None, :], mask=mask)
+        values = widen_fp8(values, BITS).to(out.dtype.element_ty)
+        tl.store(destination + MAIN + rest[None, :], values, mask=mask)
 
 
 @triton.jit
-def widen_fp8(bits, E5M2: tl.constexpr):
-    """float32 of FP8 numbers given as uint8, exactly, NaN included."""
-    wide = bits.to(tl.uint16)
-    if E5M2:
+def widen_fp8(values, BITS: tl.constexpr):
+    """FP8 values as they are (BITS 0: the GPU converts them), or as float32 from bytes.
+
+    Exactly and NaN included: an e4m3 number (BITS 4) is 2^8 times the half float that has
+    its bits one exponent bit further down, an e5m2 number (BITS 5) is the upper byte of a
+    half float.
+    """
+    if BITS == 0:
+        return values
+    wide = values.to(tl.uint16)
+    if BITS == 5:
         return (wide << 8).to(tl.float16, bitcast=True).to(tl.float32)
     half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-    value = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
+    number = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return tl.where((wide & 0x7F) == 0x7F, float("nan"), number)
 
 
 def cast_slots(pool, out, wrapper, kv_indices, kv_indptr, compact):
-    """Cast the slots that kv_indices[:live] names from the pool ([slots, 1, width], e4m3 or e5m2) into out (bfloat16
-    or float16); live = kv_indptr[requests of the wrapper]. SGLang plans pages of one slot (0.5.1: pages of its own).
+    """Cast the slots that kv_indices[:live] names from the pool ([slots, 1, width], e4m3 or
+    e5m2) into out (bfloat16 or float16); live = kv_indptr[requests of the wrapper]. SGLang
+    plans pages of one slot (0.5.1: pages of its own).
 
-    Every size is fixed by the shapes of the buffers: no allocation and no wait for the device.
+    Every size is fixed by the shapes of the buffers: no allocation and no wait for the
+    device.
     """
     width = pool.shape[-1]
     main = 1 << (width.bit_length() - 1)
     if main == width:
         main //= 2
+    requests = wrapper._kv_indptr_buf.numel() - 1
+    programs, bits = 2, 5 if pool.dtype == torch.float8_e5m2 else 4
     if pool.device.type == "cuda":
-        programs = (
-            8 * torch.cuda.get_device_properties(pool.device).multi_processor_count
-        )
-    else:
-        programs = 2
-    cast_slots_kernel[(programs,)](
-        pool.view(torch.uint8),
+        properties = torch.cuda.get_device_properties(pool.device)
+        programs = triton.cdiv(8 * properties.multi_processor_count, max(requests, 1))
+        if (properties.major, properties.minor) >= (8, 9):
+            bits = 0
+    cast_slots_kernel[(programs, max(requests, 1))](
+        pool.view(torch.uint8) if bits else pool,
         out,
         kv_indices,
         kv_indptr,
-        wrapper._kv_indptr_buf.numel() - 1,
+        requests,
         kv_indices.numel(),
         pool.shape[0],
         pool.stride(0),
         out.stride(0),
         PAGE=wrapper._page_size,
         COMPACT=compact,
-        E5M2=pool.dtype == torch.float8_e5m2,
+        BITS=bits,
+        PEERS=4 if requests > 1 else 0,
         MAIN=main,
         REST=width - main,
         BLOCK_REST=1 << (width - main - 1).bit_length(),
-        ROWS=4,
+        ROWS=8,
         num_warps=4,
     )
     return out

@@ -17,7 +17,9 @@ class DecodeProfile:
         self.in_step = (
             not runner.is_draft_worker
             and (mode.is_decode() or mode.is_target_verify())
-            and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+            and not (
+                torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+            )
         )
         if not self.in_step or self.profiler is not None:
             return

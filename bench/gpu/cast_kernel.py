@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Time the cast of the active slots alone: 78 layers, graph replay, by rows a program, warps and FP8 conversion.
+
+python3 bench/gpu/cast_kernel.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SNIPPET = Path(__file__).resolve().parents[2] / "patches" / "common" / "cast_slots.py"
+SLOTS, WIDTH, LAYERS = 495552, 576, 78
+
+
+def load() -> Any:
+    """The snippet as a module (the patched file imports torch itself)."""
+    path = Path(tempfile.mkdtemp()) / "cast_slots.py"
+    path.write_text("import torch\n" + SNIPPET.read_text())
+    spec = importlib.util.spec_from_file_location("cast_slots", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def replay_ms(step: Any, runs: int = 12) -> float:
+    """Median time of one replay, ms."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    times = []
+    for _ in range(runs):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times[2:])[len(times[2:]) // 2]
+
+
+def main() -> None:
+    """Print a line a configuration: ms a step for each case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rows", type=int, nargs="+", default=[4, 8, 16, 32])
+    parser.add_argument("--warps", type=int, nargs="+", default=[4, 8])
+    args = parser.parse_args()
+    kernel = load().cast_slots_kernel
+    pools = [
+        torch.randn(SLOTS, 1, WIDTH, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn) for _ in range(LAYERS)
+    ]
+    out = torch.zeros(SLOTS, 1, WIDTH, device="cuda", dtype=torch.bfloat16)
+    slots = torch.randperm(SLOTS, device="cuda").int()
+    shared = torch.cat([torch.cat([slots[:4096], slots[4096 + 128 * i : 4224 + 128 * i]]) for i in range(16)])
+    cases = {"1x512": (1, 512, slots), "1x8192": (1, 8192, slots), "1x65536": (1, 65536, slots)}
+    cases |= {"16x4224": (16, 4224, slots), "16x4224 shared": (16, 4224, shared)}
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    results = []
+    for bits, rows, warps, per_sm in itertools.product((0, 4), args.rows, args.warps, (8, 16)):
+        if (bits == 4 and rows != 8) or (per_sm == 16 and rows > 8):
+            continue
+        times = {}
+        for name, (requests, length, indices) in cases.items():
+            indptr = torch.arange(requests + 1, device="cuda", dtype=torch.int32) * length
+            out.fill_(float("nan"))
+
+            def step(
+                requests: int = requests, indices: torch.Tensor = indices, indptr: torch.Tensor = indptr, bits: int = bits,
+                rows: int = rows, warps: int = warps, per_sm: int = per_sm,
+            ) -> None:  # fmt: skip
+                for pool in pools:
+                    kernel[(-(-per_sm * sms // requests), requests)](
+                        pool.view(torch.uint8) if bits else pool, out, indices, indptr, requests, indices.numel(), SLOTS,
+                        WIDTH, WIDTH, PAGE=1, COMPACT=False, BITS=bits, PEERS=4 if requests > 1 else 0, MAIN=512, REST=64,
+                        BLOCK_REST=64, ROWS=rows, num_warps=warps,
+                    )  # fmt: skip
+
+            times[name] = round(replay_ms(step), 3)
+            live = indices[: requests * length].long()
+            assert torch.equal(out[live], pools[-1][live].to(torch.bfloat16)), name
+        results.append({"bits": bits, "rows": rows, "warps": warps, "programs_per_sm": per_sm, "ms": times})
+        print(f"bits={bits} rows={rows} warps={warps} per_sm={per_sm} {times}", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
