@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not importable")
 
-from mlapatch.verify.harness import graph, wrappers  # noqa: E402 - needs torch
+from mlapatch.verify.harness import batch, graph, recording, wrappers  # noqa: E402 - needs torch
 from mlapatch.verify.harness.record import Recorder  # noqa: E402
+from mlapatch.verify.harness.scenarios import SCENARIOS, Scenario  # noqa: E402
 
 pytestmark = pytest.mark.verify
 
@@ -165,3 +168,29 @@ def test_a_replay_leaves_garbage_where_nothing_is_written() -> None:
 def test_a_capture_refuses_what_cuda_refuses(forbidden: Any) -> None:
     with pytest.raises(graph.CaptureError, match="not permitted when stream is capturing"):
         graph.CpuGraph().capture(lambda: forbidden(torch.ones(3)))
+
+
+def test_the_gpu_recorder_sees_what_the_stand_in_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU flashinfer's own class is recorded from outside; here the stand-in takes its place."""
+    inside, outside = Recorder(), Recorder()
+    flashinfer = types.ModuleType("flashinfer")
+    vars(flashinfer)["BatchMLAPagedAttentionWrapper"] = wrappers.mla_wrapper(inside, (0, 7))
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    target = recording.mla_wrapper(outside)(torch.empty(16, dtype=torch.uint8))
+    plan(target, ints(0, 1, 2), ints(0, 2, 3), ints(4, 5, 1), ints(2, 1))
+    run(target, pool(8), 2)
+    assert outside.plans == inside.plans
+    (seen,), (done,) = outside.runs, inside.runs
+    assert torch.equal(seen.rows, done.rows)
+    assert (seen.indices, seen.kv_lens, seen.qo_indptr) == (done.indices, done.kv_lens, done.qo_indptr)
+
+
+@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if not s.cuda_only], ids=lambda s: s.name)
+def test_a_scenario_fits_its_pool_and_repeats(scenario: Scenario) -> None:
+    slots = batch.table(scenario, 0)
+    for index in range(len(scenario.steps)):
+        first, again = (batch.make(scenario, index, slots, 0, "cpu") for _ in range(2))
+        assert torch.equal(first.out_loc, again.out_loc)
+        assert not set(first.out_loc.flatten().tolist()) & (set(first.live.tolist()) | {0})
+        assert all(torch.equal(a, b) for a, b in zip(first.content, again.content, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -100,29 +101,36 @@ def generator(seed: int, scenario: str, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(f"{seed}/{scenario}/{step}".encode()))
 
 
+def rows_of(step: Step, index: int) -> list[int]:
+    """The request table's row of each request; the order turns from step to step."""
+    rows = list(range(1, len(step.prefix) + 1))
+    return rows[::-1] if index % 2 else rows
+
+
 def table(scenario: Scenario, seed: int) -> torch.Tensor:
     """`[rows, context]` int32 slots in no order, slot 0 in none; row 0 is all zeros, for padding."""
-    most = max((len(s.prefix) for s in scenario.steps), default=0)
-    longest = [0] * most
-    for step in scenario.steps:
+    longest = [0] * (1 + max((len(s.prefix) for s in scenario.steps), default=0))
+    for index, step in enumerate(scenario.steps):
         extra = DRAFT_STEPS + 1 if step.mode == "draft" else 0
-        for r, (before, added) in enumerate(zip(step.prefix, step.added(), strict=True)):
-            for row in (r, len(step.prefix) - 1 - r):
-                longest[row] = max(longest[row], before + added + extra)
+        for row, before, added in zip(rows_of(step, index), step.prefix, step.added(), strict=True):
+            longest[row] = max(longest[row], before + added + extra)
     page = int(scenario.flags.get("page_size", 1))
     order = torch.randperm(scenario.slots // page, generator=generator(seed, scenario.name, -1)) + 1
     pages = iter(order.tolist())
 
     def fresh(tokens: int) -> list[int]:
         """Slots of whole pages, as SGLang's allocator gives them."""
-        taken = [page * next(pages) for _ in range(-(-tokens // page))]
-        return [first + p for first in taken for p in range(page)][:tokens]
+        taken = [page * first for first in itertools.islice(pages, -(-tokens // page))]
+        slots = [first + p for first in taken for p in range(page)][:tokens]
+        if len(slots) < tokens:
+            raise ValueError(f"{scenario.name} needs more than its {scenario.slots} slots")
+        return slots
 
     common = fresh(scenario.shared)
-    result = torch.zeros((most + 1, scenario.context), dtype=torch.int32)
-    for r, n in enumerate(longest):
+    result = torch.zeros((len(longest), scenario.context), dtype=torch.int32)
+    for row, n in enumerate(longest[1:], start=1):
         slots = common[:n] + fresh(max(n - scenario.shared, 0))
-        result[r + 1, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
+        result[row, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
     return result
 
 
@@ -130,27 +138,23 @@ def make(scenario: Scenario, index: int, slots: torch.Tensor, seed: int, device:
     """The `index`-th step of a scenario."""
     step = scenario.steps[index]
     random = generator(seed, scenario.name, index)
-    count = len(step.prefix)
-    rows = [r + 1 for r in range(count)]
-    if index % 2:
-        rows.reverse()
-    added = step.added()
-    lens = tuple(before + n for before, n in zip(step.prefix, added, strict=True))
-    live = sorted({int(slots[row, p]) for row, n in zip(rows, step.prefix, strict=True) for p in range(n)})
+    rows = rows_of(step, index)
+    where = [slots[row].tolist() for row in rows]
+    lens = tuple(before + n for before, n in zip(step.prefix, step.added(), strict=True))
+    live = sorted({slot for row, n in zip(where, step.prefix, strict=True) for slot in row[:n]})
     content = [
         torch.randn((len(live), HEAD_DIM), generator=random).bfloat16().to(device) for _ in range(scenario.layers)
     ]
     if step.mode == "draft":
-        out_loc = torch.tensor(
-            [[int(slots[row, n + i]) for row, n in zip(rows, step.prefix, strict=True)] for i in range(DRAFT_STEPS)]
-        )
-        positions = torch.tensor(step.prefix)
-        forwards, tokens = DRAFT_STEPS - 1, count
+        drafted = [[row[n + i] for row, n in zip(where, step.prefix, strict=True)] for i in range(DRAFT_STEPS)]
+        out_loc, positions = torch.tensor(drafted, dtype=torch.int64), torch.tensor(step.prefix, dtype=torch.int64)
+        forwards, tokens = DRAFT_STEPS - 1, len(rows)
     else:
-        where = [(row, p) for row, n, m in zip(rows, step.prefix, added, strict=True) for p in range(n, n + m)]
-        out_loc = torch.tensor([int(slots[row, p]) for row, p in where], dtype=torch.int64)
-        positions = torch.tensor([p for _, p in where], dtype=torch.int64)
-        forwards, tokens = 1, len(where)
+        spans = [range(before, after) for before, after in zip(step.prefix, lens, strict=True)]
+        written = [row[p] for row, span in zip(where, spans, strict=True) for p in span]
+        out_loc = torch.tensor(written, dtype=torch.int64)
+        positions = torch.tensor([p for span in spans for p in span], dtype=torch.int64)
+        forwards, tokens = 1, len(written)
     inputs = [
         [_inputs(random, tokens, step.mode == "ragged", device) for _ in range(scenario.layers)]
         for _ in range(forwards)

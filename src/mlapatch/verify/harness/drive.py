@@ -182,7 +182,7 @@ class Side:
     def _allowed(self, plan: Plan, after: int) -> set[int]:
         """Slots in the page table of the step's requests, and slot 0, which padding reads."""
         rows = zip(plan.rows.tolist(), plan.lens, strict=True)
-        return {0} | {int(self.slots[row, p]) for row, n in rows for p in range(n + after)}
+        return {0}.union(*(self.slots[row, : n + after].tolist() for row, n in rows))
 
     def _eager(self, plan: Plan) -> list[torch.Tensor]:
         step = plan.step
