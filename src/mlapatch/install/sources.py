@@ -7,7 +7,7 @@ Every file is read and hashed: a size, a time or git's index would each miss an 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,9 +36,10 @@ class Origin:
     label: str
     digests: Mapping[str, str]
     digest: Callable[[bytes], str]
-    read: Callable[[str], bytes | None]
+    read: Callable[[Collection[str]], Mapping[str, bytes]]
     commit: str = ""
     complete: bool = True
+    wanted: set[str] = field(default_factory=set)  # read together with the first one, in one visit of the wheel
     kept: dict[str, bytes | None] = field(default_factory=dict)
 
     def content(self, relative: str) -> bytes | None:
@@ -46,7 +47,9 @@ class Origin:
         if relative not in self.digests:
             return None
         if relative not in self.kept:
-            self.kept[relative] = self.read(relative)
+            names = {relative, *(self.wanted & self.digests.keys())} - self.kept.keys()
+            found = self.read(names)
+            self.kept.update({name: found.get(name) for name in names})
         return self.kept[relative]
 
     def unix(self, relative: str, data: bytes) -> bytes:
@@ -97,6 +100,7 @@ class Sources:
         if self.origin.complete:
             added = (path for path in _walk(self.target) if path not in self.origin.digests and _is_source(path))
             found.update({path: self.read(path) for path in added})
+        self.origin.wanted.update(found)
         return found
 
     def among(self, paths: Mapping[str, object] | tuple[str, ...]) -> Iterator[tuple[str, bytes | None]]:
@@ -128,17 +132,17 @@ def _of_record(target: Target, record: Mapping[str, str], fetch: bool, *, comple
     inside = f"{target.package.name}/"
     digests = {path.removeprefix(inside): digest for path, digest in record.items() if path.startswith(inside)}
 
-    def read(relative: str) -> bytes | None:
+    def read(names: Collection[str]) -> Mapping[str, bytes]:
         from mlapatch.install.wheels import WheelStore
 
-        store, path = WheelStore.default(), inside + relative
-        if target.version is None or not (fetch or store.has(target.version, [path])):
-            return None
+        store, paths = WheelStore.default(), [inside + name for name in names]
+        if target.version is None or not (fetch or store.has(target.version, paths)):
+            return {}
         try:
-            data = store.files(target.version, [path]).files.get(path)
+            found = store.files(target.version, paths).files
         except MlapatchError:  # offline, or a build that is on no index
-            return None
-        return data if data is not None and sha256(data) == digests[relative] else None
+            return {}
+        return {n: found[inside + n] for n in names if inside + n in found and sha256(found[inside + n]) == digests[n]}
 
     return Origin(f"the wheel of SGLang {target.version}", digests, sha256, read, complete=complete)
 
@@ -154,11 +158,16 @@ def _of_head(target: Target) -> Origin | None:
     if not digests:  # an empty repository, or one that does not know the package
         return None
     like = next(iter(digests.values()))
+
+    def read(names: Collection[str]) -> Mapping[str, bytes]:
+        found = {name: committed_bytes(repository, commit, f"{folder}/{name}") for name in names}
+        return {name: data for name, data in found.items() if data is not None}
+
     return Origin(
         f"commit {commit[:12]}",
         digests,
         lambda data: blob_id(data, like),
-        lambda relative: committed_bytes(repository, commit, f"{folder}/{relative}"),
+        read,
         commit=commit,
     )
 
