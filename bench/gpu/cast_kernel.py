@@ -56,7 +56,7 @@ def main() -> None:
     """Print a line a configuration: ms a step for each case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--rows", type=int, nargs="+", default=[4, 8, 16, 32])
+    parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--warps", type=int, nargs="+", default=[4, 8])
     args = parser.parse_args()
     kernel = load().cast_slots_kernel
@@ -71,7 +71,7 @@ def main() -> None:
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     results = []
     for bits, rows, warps, per_sm in itertools.product((0, 4), args.rows, args.warps, (8, 16)):
-        if (bits == 4 and rows != 8) or (per_sm == 16 and rows > 8):
+        if bits == 4 and (rows != 8 or per_sm != 8):
             continue
         times = {}
         for name, (requests, length, indices) in cases.items():
@@ -85,7 +85,7 @@ def main() -> None:
                 for pool in pools:
                     kernel[(-(-per_sm * sms // requests), requests)](
                         pool.view(torch.uint8) if bits else pool, out, indices, indptr, requests, indices.numel(), SLOTS,
-                        WIDTH, WIDTH, PAGE=1, COMPACT=False, BITS=bits, PEERS=4 if requests > 1 else 0, MAIN=512, REST=64,
+                        WIDTH, WIDTH, PAGE=1, COMPACT=False, BITS=bits, PEERS=requests > 1, MAIN=512, REST=64,
                         BLOCK_REST=64, ROWS=rows, num_warps=warps,
                     )  # fmt: skip
 

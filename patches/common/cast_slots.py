@@ -33,22 +33,23 @@ def cast_slots_kernel(
     target is the row's place in kv_indices if COMPACT, else the slot itself.
 
     Programs: (any number, requests). Lengths are read on the device, so a captured graph
-    replays any. In place, a page that one of the PEERS requests before has at the same
-    position (a shared prefix) is cast there and skipped here, and more tokens than slots
-    would cost more than the pool: then each slot is cast once. Rows of pool and out are
-    MAIN + REST values, *_stride apart.
+    replays any. In place, a page that one of the two requests before has at the same
+    position (PEERS; a shared prefix) is cast there and skipped here, and more tokens than
+    slots would cost more than the pool: then each slot is cast once. Rows of pool and out
+    are MAIN + REST values, *_stride apart.
     """
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     request = tl.program_id(1)
     total = tl.minimum(tl.load(kv_indptr + num_requests), max_pages) * PAGE
     some = request < num_requests
-    first = tl.load(kv_indptr + request, mask=some, other=0) * PAGE
-    last = tl.load(kv_indptr + request + 1, mask=some, other=0) * PAGE
-    rows = tl.minimum(last, total) - first
+    begin = tl.load(kv_indptr + request, mask=some, other=0)
+    end = tl.load(kv_indptr + request + 1, mask=some, other=0)
+    begin_1 = tl.load(kv_indptr + request - 1, mask=request >= 1, other=0)
+    begin_2 = tl.load(kv_indptr + request - 2, mask=request >= 2, other=0)
+    rows = tl.minimum(end * PAGE, total) - begin * PAGE
     whole = (total > num_slots) & (not COMPACT)
     if whole:
-        first = 0
         rows = num_slots
         program += programs * request
         programs *= tl.num_programs(1)
@@ -59,21 +60,16 @@ def cast_slots_kernel(
         live = row < rows
         listed = live & (not whole)
         position = row // PAGE
-        page = tl.load(kv_indices + first // PAGE + position, mask=listed, other=0)
-        if not COMPACT:
-            for back in tl.static_range(1, PEERS + 1):
-                there = listed & (back <= request)
-                begin = tl.load(
-                    kv_indptr + request - back, mask=back <= request, other=0
-                )
-                end = tl.load(
-                    kv_indptr + request - back + 1, mask=back <= request, other=0
-                )
-                there &= position < end - begin
-                peer = tl.load(kv_indices + begin + position, mask=there, other=-1)
-                live &= peer != page
+        page = tl.load(kv_indices + begin + position, mask=listed, other=0)
+        if PEERS:
+            there = listed & (request >= 1) & (position < begin - begin_1)
+            peer = tl.load(kv_indices + begin_1 + position, mask=there, other=-1)
+            live &= peer != page
+            there = listed & (request >= 2) & (position < begin_1 - begin_2)
+            peer = tl.load(kv_indices + begin_2 + position, mask=there, other=-1)
+            live &= peer != page
         slot = tl.where(listed, page * PAGE + row % PAGE, row).to(tl.int64)
-        target = (first + row).to(tl.int64) if COMPACT else slot
+        target = (begin * PAGE + row).to(tl.int64) if COMPACT else slot
         source = pool + slot[:, None] * pool_stride
         destination = out + target[:, None] * out_stride
         mask = live[:, None] & (main[None, :] < MAIN)
@@ -95,13 +91,16 @@ def widen_fp8(values, BITS: tl.constexpr):
     half float.
     """
     if BITS == 0:
-        return values
-    wide = values.to(tl.uint16)
-    if BITS == 5:
-        return (wide << 8).to(tl.float16, bitcast=True).to(tl.float32)
-    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-    number = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return tl.where((wide & 0x7F) == 0x7F, float("nan"), number)
+        number = values
+    elif BITS == 5:
+        wide = values.to(tl.uint16)
+        number = (wide << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        wide = values.to(tl.uint16)
+        half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+        number = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        number = tl.where((wide & 0x7F) == 0x7F, float("nan"), number)
+    return number
 
 
 def cast_slots(pool, out, wrapper, kv_indices, kv_indptr, compact):
@@ -136,12 +135,12 @@ def cast_slots(pool, out, wrapper, kv_indices, kv_indptr, compact):
         PAGE=wrapper._page_size,
         COMPACT=compact,
         BITS=bits,
-        PEERS=4 if requests > 1 else 0,
+        PEERS=requests > 1 and not compact,
         MAIN=main,
         REST=width - main,
         BLOCK_REST=1 << (width - main - 1).bit_length(),
-        ROWS=8,
-        num_warps=4,
+        ROWS=32 if requests > 1 else 8,
+        num_warps=8,
     )
     return out
 
