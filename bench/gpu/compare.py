@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import random
@@ -197,10 +198,8 @@ def health(port: int) -> int:
 
 
 def stop(server: Server) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(server.process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     server.process.wait()
 
 
@@ -282,7 +281,8 @@ def machine() -> dict[str, Any]:
     """Where this ran."""
     code = (
         "import json, torch, triton; p = torch.cuda.get_device_properties(0); "
-        "print(json.dumps({'gpu': p.name, 'memory': p.total_memory, 'torch': torch.__version__, 'triton': triton.__version__}))"
+        "print(json.dumps({'gpu': p.name, 'memory': p.total_memory, 'torch': torch.__version__, "
+        "'triton': triton.__version__}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(SITE), capture_output=True, text=True, check=True

@@ -41,14 +41,14 @@ def table(kept: dict[str, Any]) -> str:
         equal = f"{agreed['equal']} of {agreed['compared']}" if agreed else ("" if name == "stock" else "not compared")
         lines.append(f"| {title} | {' | '.join(times)} | {streams} | {equal} |")
     machine, patch = kept["machine"], variants["stock"]["patch"]
-    lines += [
-        "",
+    where = (
         f"Real server, CUDA graphs on, {machine['gpu']}, SGLang {patch['sglang']}, flashinfer {patch['flashinfer']}, "
         f"torch {machine['torch']}, FP8 pool of {kept['pool_tokens']:,} tokens x {kept['layers']} layers, "
         f"{kept['date']}, commit {kept['commit'][:12]}. Recorded in [bench/results/h200_compare.json]"
         "(bench/results/h200_compare.json); repeat it with `python3 bench/gpu/compare.py` as "
-        "[bench/gpu/README.md](bench/gpu/README.md) says.",
-    ]
+        "[bench/gpu/README.md](bench/gpu/README.md) says."
+    )
+    lines += ["", where]
     return "\n".join(lines)
 
 
