@@ -99,7 +99,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("decode-shared-prefix", (_decode(*(44,) * 6), _decode(46, 45)), slots=72, shared=44),
     Scenario(
         "decode-shared-prefix-replay",
-        (_decode(*(44,) * 4, graph=4), _decode(3, 44, 44, graph=4), _decode(*(46,) * 4, graph=4)),
+        (_decode(*(44,) * 4, graph=4), _decode(45, 44, 44, graph=4), _decode(*(46,) * 4, graph=4)),
         slots=72,
         shared=44,
         captures=(("decode", 4),),
