@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def load() -> Any:
     path = Path(tempfile.mkdtemp()) / "cast_slots.py"
     path.write_text("import torch\n" + SNIPPET.read_text())
     spec = importlib.util.spec_from_file_location("cast_slots", path)
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -50,6 +52,12 @@ def replay_ms(step: Any, runs: int = 12) -> float:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
     return sorted(times[2:])[len(times[2:]) // 2]
+
+
+def cast_all(kernel: Any, grid: Any, pools: Any, bits: int, after: tuple[Any, ...], shape: dict[str, Any]) -> None:
+    """One step: every layer's active slots."""
+    for pool in pools:
+        kernel[grid](pool.view(torch.uint8) if bits else pool, *after, **shape)
 
 
 def main() -> None:
@@ -78,18 +86,11 @@ def main() -> None:
             indptr = torch.arange(requests + 1, device="cuda", dtype=torch.int32) * length
             out.fill_(float("nan"))
 
-            def step(
-                requests: int = requests, indices: torch.Tensor = indices, indptr: torch.Tensor = indptr, bits: int = bits,
-                rows: int = rows, warps: int = warps, per_sm: int = per_sm,
-            ) -> None:  # fmt: skip
-                for pool in pools:
-                    kernel[(-(-per_sm * sms // requests), requests)](
-                        pool.view(torch.uint8) if bits else pool, out, indices, indptr, requests, indices.numel(), SLOTS,
-                        WIDTH, WIDTH, PAGE=1, COMPACT=False, BITS=bits, PEERS=requests > 1, MAIN=512, REST=64,
-                        BLOCK_REST=64, ROWS=rows, num_warps=warps,
-                    )  # fmt: skip
-
-            times[name] = round(replay_ms(step), 3)
+            grid = (-(-per_sm * sms // requests), requests)
+            shape = {"PAGE": 1, "COMPACT": False, "BITS": bits, "PEERS": requests > 1, "MAIN": 512, "REST": 64}
+            shape |= {"BLOCK_REST": 64, "ROWS": rows, "num_warps": warps}
+            args_after = (out, indices, indptr, requests, indices.numel(), SLOTS, WIDTH, WIDTH)
+            times[name] = round(replay_ms(partial(cast_all, kernel, grid, pools, bits, args_after, shape)), 3)
             live = indices[: requests * length].long()
             assert torch.equal(out[live], pools[-1][live].to(torch.bfloat16)), name
         results.append({"bits": bits, "rows": rows, "warps": warps, "programs_per_sm": per_sm, "ms": times})

@@ -3,10 +3,10 @@
 
     python3 bench/gpu/compare.py --out DIR stock,active-cast,gather-cast,triton fp8-plan,dsa-stock,dsa-active-cast
 
-The variants of a group start side by side (a start is mostly imports on the CPU), each from its own copy of the package; then
-one is measured at a time while the others are idle. Needs the unpacked payload of bench/gpu/README.md (/tmp/site, /tmp/flashinfer, /tmp/model, /tmp/model-dsa); standard
-library only. Writes DIR/compare.json after every variant, so a run that is cut keeps what it measured; a second run
-with the same DIR adds to it. bench/gpu/table.py turns the file into the README's table.
+The variants of a group start side by side (a start is mostly imports on the CPU), each from its own copy of the
+package; then one is measured at a time while the others are idle. Needs the unpacked payload of bench/gpu/README.md
+(/tmp/site, /tmp/flashinfer, /tmp/model, /tmp/model-dsa); standard library only. Writes DIR/compare.json after every
+variant, so a run that is cut keeps what it measured. bench/gpu/table.py turns the file into the README's table.
 """
 
 from __future__ import annotations
