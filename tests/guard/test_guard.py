@@ -342,3 +342,35 @@ def test_a_copy_without_git_is_compared_with_the_wheel(unpacked: TreeFactory, co
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+# ------------------------------------------------------------------------------------------------------ launch
+@pytest.mark.parametrize("number", range(len(EDITS)))
+def test_launch_starts_nothing_where_one_edit_is_gone(tree: Tree, number: int) -> None:
+    tree.edit_all()
+    tree.record()
+    relative, old, new = EDITS[number]
+    tree.replace(relative, new, old)
+    code, said = launched(tree, "--dry-run")
+    assert code == Exit.REFUSED
+    assert relative in said
+    code, said = launched(tree)
+    assert code == Exit.REFUSED
+    assert "mlapatch guard check" in said
+    assert not Path("started").exists()
+
+
+def test_launch_forces_nothing_past_the_guard_and_goes_on_where_it_is_clean(tree: Tree) -> None:
+    tree.replace(*EDITS[2])
+    assert launched(tree, "--force")[0] == Exit.REFUSED  # nothing records the edit
+    assert not Path("started").exists()
+    tree.record()
+    assert launched(tree, "--force")[0] != Exit.REFUSED
+    assert Path("started").exists()
+
+
+def launched(tree: Tree, *options: str) -> tuple[int, str]:
+    server = (sys.executable, "-c", "open('started', 'w')", "--port", "8765")
+    command = [sys.executable, "-m", "mlapatch", "launch", *options, "--sglang", str(tree.package), "--command", "--"]
+    done = subprocess.run([*command, *server], capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, done.stdout + done.stderr

@@ -76,6 +76,7 @@ def launch(
     mlapatch launch --detach --command -- python -m sglang.launch_server --model-path M --port 30000
     """
     from mlapatch.commands.launch import launch as verb
+    from mlapatch.guard import preflight
     from mlapatch.serve.patience import read
 
     script, arguments = split_words(words or [], sys.argv, command)
@@ -95,6 +96,7 @@ def launch(
             python=python,
             patches=patches,
             tell=_tell,
+            guard=preflight,
         ),
         as_json=json,
     )
