@@ -14,7 +14,7 @@ from mlapatch.catalogue import Catalogue
 from mlapatch.engine.judgement import Judgement, Verdict
 from mlapatch.engine.merge import Conflict, merge
 from mlapatch.engine.patch import Patch
-from mlapatch.engine.verdict import apply, judge
+from mlapatch.engine.verdict import apply, presence
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.install.journal import Change, Entry, Journal
@@ -38,7 +38,7 @@ def present_patches(found: Assessment, file: File) -> dict[str, Patch]:
         kept = kept_patch(journal, file.entry, name) if file.entry else None
         kept = kept or found.catalogue.patches.get(name)
         kept = kept and replace(kept, sglang="")  # it is there already, forced or not
-        if kept and judge(file.data, kept, found.target.version, prove=False).traces:
+        if kept and presence(file.data, kept, found.target.version):
             patches[name] = kept
     for name in found.applied(file.relative):
         patches.setdefault(name, replace(found.catalogue.patches[name], sglang=""))
@@ -69,8 +69,8 @@ def unpatched(found: Assessment, file: File) -> Unpatched:
             next="make those lines either yours or the patch's, then run the same command again",
         )
     for patch in present.values():
-        left = judge(merged.source, patch, found.target.version, prove=False)
-        if left.verdict is Verdict.APPLIED:
+        left = presence(merged.source, patch, found.target.version)
+        if left and left.verdict is Verdict.APPLIED:
             raise MlapatchError(
                 Exit.REFUSED,
                 f"taking {patch.name} out would not remove it; nothing was written",

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from mlapatch.engine.holes import with_stand_ins
+from mlapatch.engine.holes import HEADER, with_stand_ins
 from mlapatch.engine.python import parse_ast
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -52,12 +52,14 @@ def _best(inside: ast.AST, pattern: str, cutoff: float) -> str:
     names = [name for name in dict.fromkeys(_NAME.findall(source)) if name not in holes]
     kinds = _kinds(source)
     likeness: dict[tuple[str, str], float] = {}
+    header = HEADER.fullmatch(pattern.strip())
+    names = [header[2]] if header else names
     best, line, text = 0.0, 0, ""
     for node in ast.walk(inside):
         if not names or not isinstance(node, kinds):
             continue
         code = ast.unparse(node).split("\n", 1)[0][:300]
-        there = set(_NAME.findall(code))
+        there = {str(getattr(node, "name", ""))} if header else set(_NAME.findall(code))
         share = sum(max((_alike(name, other, likeness) for other in there), default=0.0) for name in names) / len(names)
         score = share - len(code) / 10_000
         if share >= cutoff and score > best:

@@ -49,6 +49,15 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
     return Judgement(patch.name, Verdict.APPLICABLE, "every edit fits", next=f"mlapatch apply {patch.name}")
 
 
+@lru_cache(maxsize=32)
+def presence(source: bytes, patch: Patch, version: Version | None) -> Judgement | None:
+    """Applied or edited, or None where nothing of the patch is in the file (or the file is not Python)."""
+    try:
+        return _presence(tree.parse(source), patch, version)
+    except tree.Unreadable:
+        return None
+
+
 @lru_cache(maxsize=8)  # a command proves its result before it takes the lock, and again with the lock
 def apply(source: bytes, patch: Patch, version: Version | None) -> Applied:
     """The file with the patch, proven before it is returned, or the judgement that says why not."""

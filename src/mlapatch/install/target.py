@@ -65,16 +65,30 @@ class Target:
     @cached_property
     def record(self) -> dict[str, str]:
         """sha256 (hex) by path in site-packages, from the wheel's RECORD; empty without one."""
-        if self.dist_info is None:
-            return {}
         try:
-            return parse_record((self.dist_info / "RECORD").read_bytes())
-        except (OSError, ValueError):
+            return parse_record(self._record)
+        except ValueError:
             return {}
 
+    @cached_property
+    def _record(self) -> bytes:
+        if self.dist_info is None:
+            return b""
+        try:
+            return (self.dist_info / "RECORD").read_bytes()
+        except OSError:
+            return b""
+
     def recorded_sha256(self, relative: str) -> str:
-        """What RECORD says of a file of the package ('' if nothing)."""
-        return self.record.get(f"{self.package.name}/{relative}", "") if self.install == "wheel" else ""
+        """What RECORD says of a file of the package ('' if nothing): one line of thousands is parsed."""
+        if self.install != "wheel":
+            return ""
+        path = f"{self.package.name}/{relative}"
+        line = re.search(rb"^" + re.escape(path.encode()) + rb",[^\r\n]*", self._record, re.MULTILINE)
+        try:
+            return parse_record(line[0]).get(path, "") if line else ""
+        except ValueError:
+            return ""
 
 
 def find_target(sglang: Path | None = None, python: str | None = None) -> Target:
