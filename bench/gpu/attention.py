@@ -4,9 +4,9 @@
     python3 bench/gpu/attention.py --json OUT.json [--budget 80] [--only fused] [--cases 1x512,16x4096] [--tunings A,B]
 
 Every row is checked against float64 on fresh random data (the outputs are NaN before) and timed as the median of
-replays of one graph of all layers, each layer with a pool of its own. A tuning is written TILE.WARPS.STAGES.PROGRAMS
-with an optional "o" (overlap) and "r168" (register limit). Needs torch and Triton; the rows that need flashinfer or
-SGLang appear where they can be imported (--site). The snippets come from patches/, as an applied patch has them.
+replays of one graph of all layers, each layer with a pool of its own. A tuning is written TILE.WARPS.STAGES.PROGRAMS.
+Needs torch and Triton; the rows that need flashinfer or SGLang appear where they can be imported (--site). The snippets
+come from patches/, as an applied patch has them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-SNIPPETS = ("common/cast_slots.py", "common/row_width.py", "fused-decode/fused_decode.py")
+SNIPPETS = ("common/cast_slots.py", "common/row_width.py", "common/active_cast.py", "fused-decode/fused_decode.py")
 LATENT, ROPE, WIDTH = 512, 64, 576
 SCALE = 1 / 16
 CASES = ("1x512", "1x8192", "1x131072", "16x4096", "64x4096")
@@ -54,14 +54,11 @@ def snippets() -> ModuleType:
 
 
 def tuning_of(text: str, module: ModuleType) -> Any:
-    """FusedTuning of "64.4.3.2", "64.4.3.2o", "32.4.3.3r168"."""
-    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.(\d+)(o?)(?:r(\d+))?", text)
+    """FusedTuning of "64.4.3.2"."""
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.(\d+)", text)
     if not match:
-        raise SystemExit(f"--tunings: '{text}' is not TILE.WARPS.STAGES.PROGRAMS[o][rREGISTERS]")
-    tile, warps, stages, programs = (int(number) for number in match.groups()[:4])
-    return module.FusedTuning(
-        tile, warps, stages, programs, registers=int(match[6]) if match[6] else None, overlap=bool(match[5])
-    )
+        raise SystemExit(f"--tunings: '{text}' is not TILE.WARPS.STAGES.PROGRAMS")
+    return module.FusedTuning(*(int(number) for number in match.groups()))
 
 
 @dataclass
@@ -155,7 +152,16 @@ def fused_step(module: ModuleType, batch: Batch, pools: list[torch.Tensor], tuni
     def step() -> None:
         for pool in pools:
             module.fused_attention(
-                batch.query, batch.rope, pool, batch.indices, batch.indptr, batch.requests, SCALE, batch.out, tuning
+                batch.query,
+                batch.rope,
+                pool[..., :LATENT],
+                pool[..., LATENT:],
+                batch.indices,
+                batch.indptr,
+                batch.requests,
+                SCALE,
+                batch.out,
+                tuning,
             )
 
     return step

@@ -1,3 +1,4 @@
+import functools
 from typing import NamedTuple
 
 
@@ -116,11 +117,12 @@ def tokens_per_program(total, programs, TILE: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(total, programs), TILE), 1) * TILE
 
 
-@triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads", "part_rows"])
+@triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads"])
 def fused_decode_kernel(
     query,
     query_rope,
     pool,
+    pool_rope,
     kv_indices,
     kv_indptr,
     part,
@@ -130,7 +132,6 @@ def fused_decode_kernel(
     num_requests,
     max_tokens,
     num_heads,
-    part_rows,
     scale,
     query_stride,
     query_head_stride,
@@ -146,16 +147,15 @@ def fused_decode_kernel(
     HALF: tl.constexpr,
     CONVERT: tl.constexpr,
     ASM: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     """Attention of HEADS heads over one program's share of all the batch's tokens, request by request.
 
     The tokens of all requests, kv_indptr[num_requests] of them, are shared out evenly over the programs of axis 0, so
     that the grid is fixed and a captured graph replays any lengths. A request that one program has whole goes to out,
-    a piece of a request to part (its row is the program's number plus the request's: unique, since each step to the
-    next piece raises one of them) for fused_decode_combine.
+    a piece of a request to part for fused_decode_combine: row 2 * program if it is not the request's first, else
+    2 * program + 1 (a program has at most one of each).
 
-    pool: rows of ROW int16 words, 288 of them used (two FP8 numbers a word: 512 latent, then 64 rope). Every warp has
+    pool, pool_rope: rows of 256 latent and 32 rope int16 words (two FP8 numbers a word), ROW words apart. Every warp has
     its own 1 / WARPS of the columns, for the score (partial sums over the warps) and for the value alike: a batched
     product keeps them apart, so that no warp holds a copy of the query and each tile crosses shared memory once, as
     FP8. query, query_rope: two numbers an int32 word. Per head the query is scaled by a power of two into the range of
@@ -165,8 +165,6 @@ def fused_decode_kernel(
     LOG2_E: tl.constexpr = 1.4426950408889634
     # Powers of two that the conversion of the pool's numbers left out.
     GAIN: tl.constexpr = 1.0 if E5M2 or (ASM and CONVERT) else 256.0
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     request_ids = tl.arange(0, REQUESTS)
@@ -243,9 +241,7 @@ def fused_decode_kernel(
                     slot = slot.to(tl.int64)
                 row = slot[None, :, None] * ROW
                 latent = tl.load(pool + (row + column))
-                latent_rope = tl.load(
-                    pool + (row + (rope + 256)), mask=warp < 2, other=0
-                )
+                latent_rope = tl.load(pool_rope + (row + rope), mask=warp < 2, other=0)
                 key_even, key_odd = half_pair(latent_rope, E5M2, CONVERT, ASM)
                 score = tl.dot(key_even, rope_even)
                 score = tl.dot(key_odd, rope_odd, acc=score)
@@ -290,28 +286,20 @@ def fused_decode_kernel(
                     out_lse + request * num_heads + head, lse, mask=head < num_heads
                 )
             else:
-                piece = program + request
+                piece = 2 * program + (begin == first).to(tl.int32)
                 tl.store(
                     part + piece.to(tl.int64) * (num_heads * 512) + target,
                     value.to(part.dtype.element_ty),
                     mask=has_head,
                 )
                 tl.store(
-                    part_lse + head * part_rows + piece, lse, mask=head < num_heads
+                    part_lse + piece * num_heads + head, lse, mask=head < num_heads
                 )
             begin = stop
         request += 1
 
 
-@triton.jit(
-    do_not_specialize=[
-        "num_requests",
-        "max_tokens",
-        "num_heads",
-        "programs",
-        "part_rows",
-    ]
-)
+@triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads", "programs"])
 def fused_decode_combine(
     part,
     part_lse,
@@ -322,20 +310,15 @@ def fused_decode_combine(
     max_tokens,
     num_heads,
     programs,
-    part_rows,
     TILE: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
-    ALL_PIECES: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
-    """out[request, head] of the requests that several programs shared, BLOCK columns a program; zeros for requests
-    without tokens. Programs: (requests * heads, 512 / BLOCK)."""
+    """out[request, head] of the requests that several programs shared, BLOCK columns a program, PIECES at once; zeros
+    for requests without tokens. Programs: (requests * heads, 512 / BLOCK)."""
     request = tl.program_id(0) // num_heads
     head = tl.program_id(0) % num_heads
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
     total = tl.minimum(tl.load(kv_indptr + num_requests), max_tokens)
     first = tl.load(kv_indptr + request)
     last = tl.minimum(tl.load(kv_indptr + request + 1), total)
@@ -345,29 +328,30 @@ def fused_decode_combine(
         tl.store(place, tl.zeros((BLOCK,), out.dtype.element_ty))
         tl.store(out_lse + tl.program_id(0), -float("inf"))
     else:
-        piece = first // share + request
-        pieces = (last - 1) // share + request - piece + 1
+        program = first // share
+        pieces = (last - 1) // share - program + 1
         if pieces > 1:
-            every = tl.arange(0, ALL_PIECES)
-            lse_of_piece = part_lse + head * part_rows + piece
-            every_lse = tl.load(
-                lse_of_piece + every, mask=every < pieces, other=-float("inf")
-            )
-            peak = tl.max(every_lse, 0)
-            weights = tl.sum(tl.exp2(every_lse - peak), 0)
+            peak = -float("inf")
+            weights = 0.0
             value = tl.zeros((PIECES, BLOCK), tl.float32)
             for start in range(0, pieces, PIECES):
-                some = start + tl.arange(0, PIECES)
-                some_lse = tl.load(
-                    lse_of_piece + some, mask=some < pieces, other=-float("inf")
-                )
-                row = (piece + some).to(tl.int64) * num_heads + head
+                piece = start + tl.arange(0, PIECES)
+                row = 2 * (program + piece) + (piece == 0).to(tl.int32)
+                row = row * num_heads + head
                 some_value = tl.load(
-                    part + row[:, None] * 512 + column[None, :],
-                    mask=(some < pieces)[:, None],
+                    part + row.to(tl.int64)[:, None] * 512 + column[None, :],
+                    mask=(piece < pieces)[:, None],
                     other=0.0,
                 )
-                value += tl.exp2(some_lse - peak)[:, None] * some_value.to(tl.float32)
+                some_lse = tl.load(
+                    part_lse + row, mask=piece < pieces, other=-float("inf")
+                )
+                new_peak = tl.maximum(peak, tl.max(some_lse, 0))
+                fade = tl.exp2(peak - new_peak)
+                chance = tl.exp2(some_lse - new_peak)
+                peak = new_peak
+                weights = weights * fade + tl.sum(chance, 0)
+                value = value * fade + chance[:, None] * some_value.to(tl.float32)
             tl.store(place, (tl.sum(value, 0) / weights).to(out.dtype.element_ty))
             tl.store(out_lse + tl.program_id(0), peak + tl.log2(weights))
 
@@ -379,43 +363,77 @@ class FusedTuning(NamedTuple):
     warps: int
     stages: int  # steps loaded ahead, plus one
     programs: int  # a multiprocessor
-    registers: int | None = None  # the most a thread may have
-    overlap: bool = False  # start it while the first kernel still runs (SM90 and newer)
 
 
-def fused_tuning(device):
-    """The tuning for a GPU: by the shared memory that a block can have (99 KB: SM86, SM89, SM120; 227 KB: SM90, SM100)."""
+def fused_shared_memory(device):
+    """The bytes of shared memory that a block can have: 99 KB on SM86, SM89, SM120; 227 KB on SM90, SM100."""
+    index = torch.device(device).index
+    if index is None:
+        index = torch.cuda.current_device()
+    driver = triton.runtime.driver.active.utils
+    return driver.get_device_properties(index)["max_shared_mem"]
+
+
+def fused_unfit(pool, dtype, layer, backend, wrapper):
+    """Why fused_attention does not apply to this layer, or '' (checked at every call, host only)."""
+    if wrapper._page_size != 1:
+        return f"the plan has pages of {wrapper._page_size} slots"
+    if (layer.v_head_dim, layer.head_dim) != (512, 576):
+        return f"rows of {layer.v_head_dim} + {layer.head_dim - layer.v_head_dim} values, not 512 + 64"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"a query of {dtype}"
+    if layer.tp_q_head_num > 128:
+        return f"{layer.tp_q_head_num} heads"
+    if backend.skip_prefill and wrapper._use_cuda_graph:
+        return "a replayed draft step reads fewer tokens than its kv_indptr says"
+    return fused_unfit_device(pool.device)
+
+
+@functools.lru_cache(maxsize=None)
+def fused_unfit_device(device):
+    """Why this device cannot run fused_decode_kernel, or ''."""
+    if device.type != "cuda":
+        return ""
+    if torch.version.hip:
+        return "an AMD GPU"
     properties = torch.cuda.get_device_properties(device)
-    shared = getattr(properties, "shared_memory_per_block_optin", 0)
-    if shared >= 200 * 1024:
-        return FusedTuning(tile=64, warps=4, stages=3, programs=2)
-    return FusedTuning(tile=32, warps=4, stages=3, programs=1)
+    if properties.major < 8:
+        return f"compute capability {properties.major}.{properties.minor}"
+    shared = fused_shared_memory(device)
+    return "" if shared >= 99 * 1024 else f"{shared} bytes of shared memory a block"
 
 
-# Partial results of the splits, by device and heads: they grow with the batch. Captured graphs keep an address, so an
-# outgrown buffer is kept too.
+@functools.lru_cache(maxsize=None)
+def fused_tuning(device):
+    """The tuning for a GPU, by its shared memory."""
+    roomy = fused_shared_memory(device) >= 160 * 1024
+    return FusedTuning(tile=32, warps=4, stages=3, programs=2 if roomy else 1)
+
+
+# The partial results of the splits, of all layers: their size depends on the GPU alone. Captured graphs keep the
+# address.
 fused_parts = {}
 
 
 def fused_part(device, heads, rows):
-    """float16 [rows, heads, 512] and float32 [heads, rows]."""
-    kept = fused_parts.setdefault((device, heads), [])
-    if not kept or kept[-1][0].shape[0] < rows:
-        rows = 1 << (rows - 1).bit_length()
+    """float16 [rows, heads, 512] and float32 [rows, heads]."""
+    key = (device, heads, rows)
+    if key not in fused_parts:
         part = torch.empty((rows, heads, 512), dtype=torch.float16, device=device)
-        part_lse = torch.empty((heads, rows), dtype=torch.float32, device=device)
-        kept.append((part, part_lse))
+        part_lse = torch.empty((rows, heads), dtype=torch.float32, device=device)
+        fused_parts[key] = (part, part_lse)
         _mlapatch_logger.info(
             "mlapatch: %d bytes for the partial results of fused-decode, shared by all layers",
             part.numel() * 2 + part_lse.numel() * 4,
         )
-    return kept[-1]
+    return fused_parts[key]
 
 
 def fused_attention(
     query,
     query_rope,
-    pool,
+    latent,
+    latent_rope,
     kv_indices,
     kv_indptr,
     num_requests,
@@ -425,9 +443,10 @@ def fused_attention(
 ):
     """Decode attention over FP8 slots: out [requests, heads, 512] and the base-2 log-sum-exp [requests, heads].
 
-    query: [requests, heads, 512], query_rope: [requests, heads, 64], bfloat16 or float16; pool: [slots, 1, >= 576],
-    e4m3 or e5m2, of which only the slots kv_indices[:kv_indptr[num_requests]] are read. Every size is fixed by the
-    shapes: no wait for the device.
+    query: [requests, heads, 512], query_rope: [requests, heads, 64], bfloat16 or float16; latent: [slots, 1, 512],
+    latent_rope: [slots, 1, 64], e4m3 or e5m2, parts of the same rows, of which only the slots
+    kv_indices[:kv_indptr[num_requests]] are read. Rows of out from num_requests on are left alone. Every size is fixed
+    by the shapes: no wait for the device.
     """
     heads = query.shape[1]
     out_lse = torch.empty(
@@ -435,54 +454,57 @@ def fused_attention(
     )
     if num_requests == 0:
         return out_lse
-    interpreted = pool.device.type != "cuda"
+    device = latent.device
+    interpreted = device.type != "cuda"
     if interpreted:
         tuning = tuning or FusedTuning(tile=16, warps=4, stages=1, programs=2)
         processors, capability = 2, (0, 0)
     else:
-        tuning = tuning or fused_tuning(pool.device)
-        properties = torch.cuda.get_device_properties(pool.device)
+        tuning = tuning or fused_tuning(device)
+        properties = torch.cuda.get_device_properties(device)
         processors = properties.multi_processor_count
         capability = (properties.major, properties.minor)
+    # Triton's interpreter cuts bfloat16 off where a GPU rounds.
+    target = torch.empty(out.shape, device=device) if interpreted else out
     block = 8 if heads <= 8 else 16
     blocks = -(-heads // block)
     programs = max(1, processors * tuning.programs // blocks)
-    part, part_lse = fused_part(pool.device, heads, programs + num_requests)
+    part, part_lse = fused_part(device, heads, 2 * programs)
     words = query.view(torch.int32)
     rope_words = query_rope.view(torch.int32)
+    latent_words = latent.view(torch.int16)
+    row = latent_words.stride(0)
     fused_decode_kernel[(programs, blocks)](
         words,
         rope_words,
-        pool.view(torch.int16),
+        latent_words,
+        latent_rope.view(torch.int16),
         kv_indices,
         kv_indptr,
         part,
         part_lse,
-        out,
+        target,
         out_lse,
         num_requests,
         kv_indices.numel(),
         heads,
-        part_lse.shape[1],
         scale,
         words.stride(0),
         words.stride(1),
         rope_words.stride(0),
         rope_words.stride(1),
-        ROW=pool.stride(0) // 2,
+        ROW=row,
         TILE=tuning.tile,
         WARPS=tuning.warps,
         HEADS=block,
-        REQUESTS=1 << (num_requests - 1).bit_length(),
-        WIDE=pool.shape[0] * (pool.stride(0) // 2) >= 2**31,
-        E5M2=pool.dtype == torch.float8_e5m2,
+        REQUESTS=max(32, 1 << (num_requests - 1).bit_length()),
+        WIDE=latent.shape[0] * row >= 2**31,
+        E5M2=latent.dtype == torch.float8_e5m2,
         HALF=query.dtype == torch.float16,
         CONVERT=capability >= (8, 9),
         ASM=not interpreted,
-        OVERLAP=tuning.overlap,
         num_warps=tuning.warps,
         num_stages=tuning.stages,
-        **({"maxnreg": tuning.registers} if tuning.registers else {}),
     )
     # The pieces of a request that a batch of equal lengths gives, in one step or few.
     pieces = min(max(8, 1 << (programs // num_requests).bit_length()), 128)
@@ -491,19 +513,75 @@ def fused_attention(
         part,
         part_lse,
         kv_indptr,
-        out,
+        target,
         out_lse,
         num_requests,
         kv_indices.numel(),
         heads,
         programs,
-        part_lse.shape[1],
         TILE=tuning.tile,
         PIECES=pieces,
         BLOCK=columns,
-        ALL_PIECES=1 << (programs - 1).bit_length(),
-        OVERLAP=tuning.overlap,
         num_warps=4,
-        **({"launch_pdl": True} if tuning.overlap else {}),
     )
+    if interpreted:
+        out[:num_requests].copy_(target[:num_requests])
     return out_lse
+
+
+_fused_unfits_logged = set()
+
+
+def fused_decode_pool(pool, dtype, layer, backend, wrapper):
+    """The layer's KV pool for fused_decode_run: as it is where the kernel reads it, else cast as active-cast does."""
+    if pool.dtype == dtype:
+        return pool
+    if not stock_cast_needed(backend, wrapper, pool, layer):
+        reason = fused_unfit(pool, dtype, layer, backend, wrapper)
+        if not reason:
+            return pool
+        if reason not in _fused_unfits_logged:
+            _fused_unfits_logged.add(reason)
+            _mlapatch_logger.warning(
+                "mlapatch: fused-decode casts the active slots, as active-cast does: %s",
+                reason,
+            )
+    return active_cast(pool, dtype, layer, backend, wrapper, decode=True)
+
+
+def fused_decode_run(
+    wrapper,
+    backend,
+    q_nope,
+    q_pe,
+    ckv_cache,
+    kpe_cache,
+    out=None,
+    return_lse=False,
+    **options,
+):
+    """wrapper.run on what fused_decode_pool returned: fused_attention where that is the FP8 pool."""
+    if ckv_cache.dtype == q_nope.dtype:
+        return wrapper.run(
+            q_nope,
+            q_pe,
+            ckv_cache,
+            kpe_cache,
+            out=out,
+            return_lse=return_lse,
+            **options,
+        )
+    if out is None or not out.is_contiguous():
+        out = torch.empty(q_nope.shape, dtype=q_nope.dtype, device=q_nope.device)
+    lse = fused_attention(
+        q_nope,
+        q_pe,
+        ckv_cache,
+        kpe_cache,
+        wrapper._kv_indices_buf,
+        live_kv_indptr(backend, wrapper, decode=True),
+        wrapper._kv_indptr_buf.numel() - 1,
+        wrapper._sm_scale,
+        out,
+    )
+    return (out, lse) if return_lse else out
