@@ -78,16 +78,16 @@ class Journal:
             if not ignore.exists():
                 write_atomically(ignore, b"*\n")
         lock = FileLock(self.folder / "lock")
-        try:
-            with environment_errors(self.folder):
+        with environment_errors(self.folder):
+            try:
                 lock.acquire(timeout=LOCK_SECONDS)
-        except Timeout:
-            raise MlapatchError(
-                Exit.ENVIRONMENT,
-                "another mlapatch is writing to this SGLang",
-                where=str(self.folder / "lock"),
-                next="wait for it to end, then run the same command again",
-            ) from None
+            except Timeout:  # an OSError too
+                raise MlapatchError(
+                    Exit.ENVIRONMENT,
+                    "another mlapatch is writing to this SGLang",
+                    where=str(self.folder / "lock"),
+                    next="wait for it to end, then run the same command again",
+                ) from None
         try:
             for leftover in self.folder.glob(f".*{TEMPORARY}"):  # of a kill; the lock is ours
                 leftover.unlink(missing_ok=True)
