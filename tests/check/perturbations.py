@@ -138,7 +138,7 @@ def plan_branches_swapped(source: Source) -> str:
             test = ast.unparse(node.test).removeprefix("not ")
             first = source.lines(node.body[0].lineno, node.body[-1].end_lineno or 0)
             second = source.lines(node.orelse[0].lineno, node.orelse[-1].end_lineno or 0)
-            start, end = source.at(node.lineno, 0), source.at((node.end_lineno or 0) + 1, 0)
+            start, end = source.at(node.lineno, 0), source.after(node.end_lineno or 0)
             pad = source.indent(node)
             return source.spliced([(start, end, f"{pad}if {test}:\n{second}{pad}else:\n{first}")])
     raise NotHere
@@ -160,7 +160,7 @@ def copy_of(scope: str, name: str, into: str = "") -> Callable[[Source], str]:
             return source.text + "\n\n" + textwrap.dedent(copied)
         if into and "." not in into:
             return source.text + f"\n\nclass {into}:\n{copied}"
-        end = source.at((source.scope(scope.split(".")[0]).end_lineno or 0) + 1, 0)
+        end = source.after(source.scope(scope.split(".")[0]).end_lineno or 0)
         return source.spliced([(end, end, "\n" + copied)])
 
     return change
@@ -205,6 +205,9 @@ def with_argument(scope: str, attributes: Sequence[str], argument: str) -> Calla
     def change(source: Source) -> str:
         edits = []
         for node in source.within(scope, is_call_of(*attributes)):
+            assert isinstance(node, ast.Call)
+            if node.keywords and "=" not in argument:
+                raise NotHere("a positional argument cannot follow a keyword")
             end = source.span(node)[1] - 1
             comma = "" if source.text[:end].rstrip().endswith(",") else ", "
             edits.append((end, end, f"{comma}{argument}"))
@@ -226,7 +229,7 @@ def under_with(scope: str) -> Callable[[Source], str]:
     def change(source: Source) -> str:
         method = source.scope(scope)
         start = source.at(method.body[0].lineno, 0)
-        end = source.at((method.end_lineno or 0) + 1, 0)
+        end = source.after(method.end_lineno or 0)
         body = textwrap.indent(source.text[start:end], "    ")
         return source.spliced([(start, end, f"{source.indent(method.body[0])}with torch.no_grad():\n{body}")])
 

@@ -60,6 +60,10 @@ class Source:
     def indent(self, node: ast.stmt) -> str:
         return " " * node.col_offset
 
+    def after(self, line: int) -> int:
+        """Offset of what follows a line."""
+        return self._starts[line]
+
     def lines(self, first: int, last: int) -> str:
         """Whole lines, from 1, the last included."""
         return self.text[self._starts[first - 1] : self._starts[last]]
