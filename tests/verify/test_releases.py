@@ -27,8 +27,8 @@ MAY_SKIP = {
 READS_LESS = {"draft-eager", "draft-dp-padded", "draft-replay"}
 """Stock plans its eager draft steps without, and its draft replays with too few of, the tokens just drafted."""
 
-ROUNDING = 2.0**-6
-"""Half a unit in the last place of a BF16 number below 8."""
+ROUNDING = 2.5e-3
+"""The relative error of rounding to BF16, in the L2 norm of a token, with room."""
 
 
 @pytest.mark.parametrize("version", RELEASES)

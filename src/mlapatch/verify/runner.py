@@ -62,8 +62,8 @@ class ScenarioResult:
 
     `stock`: the patch says that it keeps stock behaviour there, and outputs agree. `refused`: it refuses what it must,
     or may, refuse. `max_abs_diff` is the largest difference between the outputs (inf where one has a NaN, None where
-    nothing was compared), `stock_error` how far stock's own are from float64. `detail` is one line; `trace` is the
-    traceback of the code under test, where it raised.
+    nothing was compared), `stock_error` the largest relative error of stock's own against float64. `detail` is one
+    line; `trace` is the traceback of the code under test, where it raised.
     """
 
     scenario: str
