@@ -10,7 +10,7 @@ from pathlib import Path
 from mlapatch.assess import Assessment
 from mlapatch.engine.textdiff import hunks, patched, unified
 from mlapatch.install.baseline import WATCHED, Baseline, Recorded, find_baseline, kept_bytes, load_baseline
-from mlapatch.install.sources import origin_of
+from mlapatch.install.sources import origin_among, origin_of
 from mlapatch.install.write import sha256
 from mlapatch.local_edits import Edit, LocalEdits
 
@@ -105,10 +105,13 @@ def preflight(found: Assessment) -> tuple[str, str]:
 
 
 def _unrecorded(found: Assessment, scan: bool, fetch: bool) -> GuardReport:
-    if not scan and found.target.install != "wheel":
+    if scan:
+        edits = LocalEdits(found, origin_of(found.target, fetch=fetch))
+    elif found.target.install == "wheel":
+        edits = LocalEdits(found, origin_among(found.target, WATCHED))
+    else:
         return GuardReport("unrecorded", False, ())
-    edits = LocalEdits(found, origin_of(found.target, fetch=fetch))
-    local = edits.all if scan else edits.among(WATCHED)
+    local = edits.all
     files = tuple(
         GuardedFile(edit.path, State.NEW, edit.trouble or "no baseline records it", edits.diff(edit) if scan else "")
         for _, edit in sorted(local.items())

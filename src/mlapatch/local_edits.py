@@ -5,7 +5,7 @@ Applying and reverting patches changes nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,11 +54,8 @@ class LocalEdits:
     @cached_property
     def all(self) -> dict[str, Edit]:
         """Every local edit by path."""
-        return self._local(self.sources.differing.items())
-
-    def among(self, paths: tuple[str, ...]) -> dict[str, Edit]:
-        """The local edits of some files only."""
-        return self._local(self.sources.among(paths))
+        edits = (self._edit(path, data) for path, data in self.sources.differing.items())
+        return {edit.path: edit for edit in edits if edit.is_local}
 
     def of(self, path: str) -> Edit:
         """One file, edited or not."""
@@ -81,10 +78,6 @@ class LocalEdits:
         if edit.trouble or (edit.original and original is None):
             return ""
         return unified(original or b"", edit.data or b"", edit.path)
-
-    def _local(self, differing: Iterable[tuple[str, bytes | None]]) -> dict[str, Edit]:
-        edits = (self._edit(path, data) for path, data in differing)
-        return {edit.path: edit for edit in edits if edit.is_local}
 
     def _edit(self, path: str, data: bytes | None) -> Edit:
         original = self.origin.sha256(path) if self.origin else ""

@@ -52,15 +52,19 @@ class Origin:
             self.kept.update({name: found.get(name) for name in names})
         return self.kept[relative]
 
+    def holds(self, relative: str, data: bytes) -> bool:
+        """Whether a file came as these bytes, or as these with other line endings."""
+        digest = self.digests.get(relative)
+        return self.digest(data) == digest or (
+            bool(self.commit) and b"\r\n" in data and self.digest(data.replace(b"\r\n", b"\n")) == digest
+        )
+
     def unix(self, relative: str, data: bytes) -> bytes:
         """A working file with the line endings of its origin (`core.autocrlf` changes them in a checkout)."""
-        if not self.commit or b"\r\n" not in data or self.digest(data) == self.digests.get(relative):
+        if not self.commit or b"\r\n" not in data:
             return data
-        plain = data.replace(b"\r\n", b"\n")
-        if self.digest(plain) == self.digests.get(relative):
-            return plain
         origin = self.content(relative)
-        return plain if origin is not None and b"\r\n" not in origin else data
+        return data.replace(b"\r\n", b"\n") if origin is not None and b"\r\n" not in origin else data
 
     def sha256(self, relative: str) -> str:
         """sha256 of a file as it came; '' where it has none of that name."""
@@ -94,29 +98,20 @@ class Sources:
     @cached_property
     def differing(self) -> dict[str, bytes | None]:
         """Each file that is not as it came, with its bytes now (None: deleted), mlapatch's own edits included."""
-        if self.origin is None:
-            return {}
-        found = dict(self.among(self.origin.digests))
-        if self.origin.complete:
-            added = (path for path in _walk(self.target) if path not in self.origin.digests and _is_source(path))
-            found.update({path: self.read(path) for path in added})
-        self.origin.wanted.update(found)
-        return found
-
-    def among(self, paths: Mapping[str, object] | tuple[str, ...]) -> Iterator[tuple[str, bytes | None]]:
-        """Those of some files that are not as they came."""
         origin = self.origin
         if origin is None:
-            return
-        for path in paths:
-            if path not in origin.digests or path.endswith(_COMPILED):
-                continue
-            data = self.read(path)
-            if data is None or (
-                origin.digest(data) != origin.digests[path]
-                and origin.digest(origin.unix(path, data)) != origin.digests[path]
-            ):
-                yield path, data
+            return {}
+        found: dict[str, bytes | None] = {}
+        for path in origin.digests:
+            if not path.endswith(_COMPILED):
+                data = self.read(path)
+                if data is None or not origin.holds(path, data):
+                    found[path] = data
+        if origin.complete:
+            added = (path for path in _walk(self.target) if path not in origin.digests and _is_source(path))
+            found.update({path: self.read(path) for path in added})
+        origin.wanted.update(found)
+        return found
 
 
 def origin_of(target: Target, *, fetch: bool) -> Origin | None:
@@ -126,6 +121,12 @@ def origin_of(target: Target, *, fetch: bool) -> Origin | None:
     if target.repository is not None and (found := _of_head(target)):
         return found
     return _of_wheel(target, fetch)
+
+
+def origin_among(target: Target, paths: Collection[str]) -> Origin:
+    """RECORD of a wheel install for a few files only: the others' lines are not even parsed."""
+    said = {f"{target.package.name}/{path}": target.recorded_sha256(path) for path in paths}
+    return _of_record(target, {path: digest for path, digest in said.items() if digest}, False, complete=False)
 
 
 def _of_record(target: Target, record: Mapping[str, str], fetch: bool, *, complete: bool = True) -> Origin:
