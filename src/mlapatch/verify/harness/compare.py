@@ -113,13 +113,13 @@ def _too_far(
 ) -> Difference | None:
     got, want, reference = _rows(got, reference, tokens), _rows(want, reference, tokens), reference[:tokens]
     stock = _relative(want, reference)
+    allowed, against = WORSE * stock + MARGIN[device], "float64"
     if stock > COARSE:
-        stock, reference = 0.0, want.double()
-    found, allowed = _relative(got, reference), WORSE * stock + MARGIN[device]
+        reference, allowed, against = want, NEAR, "stock"
+    found = _relative(got, reference)
     if found > allowed:
-        return Difference(
-            f"{at}: found a relative error of {found:.3g} against float64, expected at most {allowed:.3g}"
-        )
+        what = f"a relative error of {found:.3g} against {against}"
+        return Difference(f"{at}: found {what}, expected at most {allowed:.3g}")
     return None
 
 
