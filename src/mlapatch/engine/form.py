@@ -6,6 +6,7 @@ By Python's own parser: quick, unharmed by hostile nesting, and without libcst, 
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 
 from mlapatch.engine.holes import HEADER, MANY, ONE, with_stand_ins
 from mlapatch.engine.python import parse_ast
@@ -57,9 +58,14 @@ def check_code(code: str, bound: frozenset[str], where: str) -> None:
 _BLOCKS: tuple[type[ast.stmt], ...] = (ast.Match,)  # the others have a body
 
 
+@lru_cache(maxsize=2048)  # patches share patterns and snippets
+def _tree(source: str) -> ast.Module:
+    return parse_ast(source)
+
+
 def _parsed(source: str, where: str) -> ast.Module:
     try:
-        return parse_ast(source)
+        return _tree(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
         message = error.msg if isinstance(error, SyntaxError) else str(error)

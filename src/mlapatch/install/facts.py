@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -37,6 +36,8 @@ def _installed(target: Target) -> Flashinfer | None:
             if version:
                 return Flashinfer(version, "installed")
     if target.path and target.dist_info is None:
+        from importlib.metadata import distributions
+
         for dist in distributions(name="flashinfer-python", path=list(target.path)):
             version = _parsed(dist.version)
             if version:

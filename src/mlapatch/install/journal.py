@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.install.write import TEMPORARY, environment_errors, replace_file, sha256, sync_folder, write_atomically
@@ -77,6 +75,8 @@ class Journal:
             ignore = self.folder / ".gitignore"
             if not ignore.exists():
                 write_atomically(ignore, b"*\n")
+        from filelock import FileLock, Timeout
+
         lock = FileLock(self.folder / "lock")
         with environment_errors(self.folder):
             try:

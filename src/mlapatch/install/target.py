@@ -84,9 +84,10 @@ class Target:
         if self.install != "wheel":
             return ""
         path = f"{self.package.name}/{relative}"
-        line = re.search(rb"^" + re.escape(path.encode()) + rb",[^\r\n]*", self._record, re.MULTILINE)
+        begin = self._record.find(f"\n{path},".encode()) + 1
+        end = self._record.find(b"\n", begin)
         try:
-            return parse_record(line[0]).get(path, "") if line else ""
+            return parse_record(self._record[begin : None if end < 0 else end]).get(path, "")
         except ValueError:
             return ""
 
