@@ -4,9 +4,10 @@
     python3 bench/gpu/attention.py --json OUT.json [--budget 80] [--only fused] [--cases 1x512,16x4096] [--tunings A,B]
 
 Every row is checked against float64 on fresh random data (the outputs are NaN before) and timed as the median of
-replays of one graph of all layers, each layer with a pool of its own. A tuning is written TILE.WARPS.STAGES.PROGRAMS.
-Needs torch and Triton; the rows that need flashinfer or SGLang appear where they can be imported (--site). The snippets
-come from patches/, as an applied patch has them.
+replays of one graph of all layers, each layer with a pool of its own. A tuning is written TILE.WARPS.STAGES.PROGRAMS
+with w (prefetch), o (overlapped launches) and j (one kernel). The row "read" only reads the rows: the limit of random
+access. Needs torch and Triton; the rows that need flashinfer or SGLang appear where they can be imported (--site). The
+snippets come from patches/, as an applied patch has them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 ROOT = Path(__file__).resolve().parents[2]
 SNIPPETS = ("common/cast_slots.py", "common/row_width.py", "common/active_cast.py", "fused-decode/fused_decode.py")
@@ -55,10 +58,11 @@ def snippets() -> ModuleType:
 
 def tuning_of(text: str, module: ModuleType) -> Any:
     """FusedTuning of "64.4.3.2"."""
-    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.(\d+)", text)
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.(\d+)([woj]*)", text)
     if not match:
-        raise SystemExit(f"--tunings: '{text}' is not TILE.WARPS.STAGES.PROGRAMS")
-    return module.FusedTuning(*(int(number) for number in match.groups()))
+        raise SystemExit(f"--tunings: '{text}' is not TILE.WARPS.STAGES.PROGRAMS[w][o][j]")
+    numbers = (int(number) for number in match.groups()[:4])
+    return module.FusedTuning(*numbers, warm="w" in match[5], overlap="o" in match[5], join="j" in match[5])
 
 
 @dataclass
@@ -195,6 +199,34 @@ def compile_all(tunings: list[str], cases: list[str], heads: int) -> list[str]:
         return [line for line in pool.map(compile_one, seen.values()) if line]
 
 
+@triton.jit
+def read_kernel(pool, indices, sums, tokens, TILE: tl.constexpr):  # noqa: ANN001, ANN201 (Triton's types)
+    """Reads the rows of `indices`, TILE a step, as fast as the GPU can: nothing but a sum is made of them."""
+    total = tl.zeros((TILE, 128), tl.int32)
+    total_rope = tl.zeros((TILE, 16), tl.int32)
+    column, rope = tl.arange(0, 128), 128 + tl.arange(0, 16)
+    for start in range(tl.program_id(0) * TILE, tokens, tl.num_programs(0) * TILE):
+        slot = tl.load(indices + start + tl.arange(0, TILE))
+        row = (slot * 144)[:, None]
+        total ^= tl.load(pool + row + column[None, :])
+        total_rope ^= tl.load(pool + row + rope[None, :])
+    tl.store(sums + tl.program_id(0), tl.sum(tl.sum(total, 1), 0) + tl.sum(tl.sum(total_rope, 1), 0))
+
+
+def read_step(batch: Batch, pools: list[torch.Tensor]) -> Callable[[], None]:
+    """Only the reads of the step: whole tiles of rows, everywhere enough of them in flight."""
+    programs = 8 * torch.cuda.get_device_properties(0).multi_processor_count
+    sums = torch.empty(programs, dtype=torch.int32, device="cuda")
+
+    def step() -> None:
+        for pool in pools:
+            read_kernel[(programs,)](
+                pool.view(torch.int32), batch.indices, sums, batch.indices.numel(), TILE=16, num_warps=4, num_stages=3
+            )
+
+    return step
+
+
 def flashinfer_rows(
     module: ModuleType, batch: Batch, pools: list[torch.Tensor], only: re.Pattern[str]
 ) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -280,6 +312,8 @@ def rows_of(
     for text in args.tunings:
         if only.search("fused"):
             yield f"fused {text}", fused_step(module, batch, pools, tuning_of(text, module)), True
+    if only.search("read"):
+        yield "read", read_step(batch, pools), False
     if args.site:
         for name, step in flashinfer_rows(module, batch, pools, only):
             yield name, step, name != "bf16-pool"
@@ -382,7 +416,7 @@ def main() -> None:
     result = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "triton": __import__("triton").__version__,
+        "triton": triton.__version__,
         "layers": layers,
         "slots": args.slots,
         "heads": args.heads,
