@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -102,7 +102,14 @@ class Assessment:
 
     def applied(self, relative: str) -> list[str]:
         """The patches that are applied to a file, as the bytes say."""
-        names = [n for n, j in self.judgements.items() if j.verdict is Verdict.APPLIED]
+        return self._with(relative, (Verdict.APPLIED,))
+
+    def present(self, relative: str) -> list[str]:
+        """The patches that are applied to a file, also where somebody has changed their code since."""
+        return self._with(relative, (Verdict.APPLIED, Verdict.EDITED))
+
+    def _with(self, relative: str, verdicts: Sequence[Verdict]) -> list[str]:
+        names = [n for n, j in self.judgements.items() if j.verdict in verdicts]
         return [name for name in names if self.catalogue.patches[name].target == relative]
 
     @property
@@ -184,23 +191,35 @@ def kept_patch(journal: Journal, entry: Entry, name: str) -> Patch | None:
 
 
 def _settle_conflicts(found: Assessment) -> None:
-    """A patch that another applied one excludes is in conflict, whatever its own anchors say."""
+    """A patch that another one in the file excludes is in conflict, whatever its own anchors say."""
     before = dict(found.judgements)
     for name, judgement in before.items():
-        patch = found.catalogue.patches[name]
         if judgement.verdict in (Verdict.APPLIED, Verdict.SUPERSEDED):
             continue
-        for other, its in before.items():
-            excluded = other in patch.excludes or name in found.catalogue.patches[other].excludes
-            stronger = its.verdict is Verdict.APPLIED or (
-                its.verdict is Verdict.EDITED and (its.traces, other) > (judgement.traces, name)
+        rivals = [its for its in before.values() if its.patch != name and _excludes(found.catalogue, its.patch, name)]
+        mine = _presence_of(found, judgement)
+        there = [its for its in rivals if its.verdict in (Verdict.APPLIED, Verdict.EDITED)]
+        there = [its for its in there if _presence_of(found, its) > mine]
+        if there:
+            its = max(there, key=lambda one: _presence_of(found, one))
+            found.judgements[name] = judgement.but(
+                Verdict.CONFLICTS,
+                f"{its.patch} is {its.verdict}, and the two exclude each other",
+                f"mlapatch revert {its.patch} && mlapatch apply {name}",
             )
-            if other != name and excluded and stronger:
-                found.judgements[name] = judgement.but(
-                    Verdict.CONFLICTS,
-                    f"{other} is {its.verdict}, and the two exclude each other",
-                    f"mlapatch revert {other} && mlapatch apply {name}",
-                )
+
+
+def _excludes(catalogue: Catalogue, one: str, other: str) -> bool:
+    return other in catalogue.patches[one].excludes or one in catalogue.patches[other].excludes
+
+
+def _presence_of(found: Assessment, judgement: Judgement) -> tuple[bool, bool, bool, int, int, str]:
+    """How much speaks for a patch, where two that share helpers could be meant: whole, in the journal, in the bytes."""
+    name, file = judgement.patch, found.files.get(found.catalogue.patches[judgement.patch].target)
+    listed = bool(file and file.entry and name in file.entry.patches)
+    there = judgement.verdict in (Verdict.APPLIED, Verdict.EDITED)
+    whole = judgement.verdict is Verdict.APPLIED
+    return there, whole, listed, -judgement.troubles, judgement.traces, name
 
 
 def _with_history(found: Assessment, patch: Patch, judgement: Judgement) -> Judgement:

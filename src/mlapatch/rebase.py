@@ -38,9 +38,11 @@ def present_patches(found: Assessment, file: File) -> dict[str, Patch]:
         kept = kept_patch(journal, file.entry, name) if file.entry else None
         kept = kept or found.catalogue.patches.get(name)
         kept = kept and replace(kept, sglang="")  # it is there already, forced or not
-        if kept and presence(file.data, kept, found.target.version):
+        judged = found.judgements.get(name)
+        rival = judged is not None and judged.verdict is Verdict.CONFLICTS  # the signs are another patch's
+        if kept and not rival and presence(file.data, kept, found.target.version):
             patches[name] = kept
-    for name in found.applied(file.relative):
+    for name in found.present(file.relative):
         patches.setdefault(name, replace(found.catalogue.patches[name], sglang=""))
     return patches
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 from tests.cli.conftest import Site, SiteFactory
 from tests.cli.test_composition import FROM
 
@@ -114,6 +116,23 @@ def test_code_changed_inside_the_edits_is_edited(site: SiteFactory) -> None:
         assert (done.code, "active-cast: edited: " in done.err) == (4, True), "--force never overrides it"
         assert here.snapshot() == frozen
         assert here("status", "--require", "active-cast").code == 1
+        assert status.reason("gather-cast") == "active-cast is edited, and the two exclude each other"
+
+
+def test_edited_code_without_the_state(site: SiteFactory) -> None:
+    here = site("0.5.9")
+    before = here.bytes
+    here.ok("apply", "active-cast")
+    applied = here.bytes
+    shutil.rmtree(here.folder / ".mlapatch")
+    here.edit("decode=True,", "decode=False,")
+    status = here.ok("status", "--json")
+    assert status.verdicts["active-cast"] == "edited"
+    done = here("revert")
+    assert (done.code, "lines inside the edits of active-cast were changed by hand" in done.err) == (4, True)
+    here.backend.write_bytes(applied)
+    here.ok("revert")
+    assert here.bytes == before
 
 
 def test_comments_and_white_space_inside_the_edits_are_not(site: SiteFactory) -> None:

@@ -44,7 +44,7 @@ def _case(block: str) -> Case:
     expected = table.pop("verdict", "applicable"), table.pop("reason", "")
     for edit in table["edit"]:
         edit.setdefault("scope", "f")
-    table.setdefault("post", [{"scope": "f", "present": "new({a...})"}])
+    table.setdefault("post", [{"scope": "f", "present": "repr({a...})"}])
     for post in table["post"]:
         post.setdefault("scope", "f")
     patch = load_patch(table, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -94,7 +93,7 @@ def _changed(
     return tree.insert_beside(scope, places, after=bool(edit.after))
 
 
-def _replacement(one: tree.Found, edit: Edit, config: cst.PartialParserConfig) -> Callable[[cst.CSTNode], cst.CSTNode]:
+def _replacement(one: tree.Found, edit: Edit, config: cst.PartialParserConfig) -> cst.CSTNode:
     old = one.node
     if not isinstance(old, cst.BaseExpression):
         raise PatternError("only an expression can be replaced")
@@ -103,8 +102,7 @@ def _replacement(one: tree.Found, edit: Edit, config: cst.PartialParserConfig) -
         new = laid_out_as(new, old)
     if old.lpar and not new.lpar:
         new = new.with_changes(lpar=old.lpar, rpar=old.rpar)  # with the comments and line breaks in them
-    kept = enclosed(new)
-    return lambda _node: kept
+    return enclosed(new)
 
 
 def _inserted(

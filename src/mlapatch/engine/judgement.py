@@ -31,7 +31,8 @@ _TEXTS = ("scope", "expected", "found", "nearest", "next")
 class Judgement:
     """A verdict and its reason: scope, expected and found, nearest candidate with its line, next command.
 
-    `traces` counts the signs of the patch in the file: it tells two patches that share helpers apart.
+    `traces` counts the signs of the patch in the file, `troubles` what is not as it left it: they tell two patches
+    that share helpers apart.
     """
 
     patch: str
@@ -43,10 +44,11 @@ class Judgement:
     nearest: str = ""
     next: str = ""
     traces: int = 0
+    troubles: int = 0
 
     def but(self, verdict: Verdict, reason: str, next_command: str = "") -> Judgement:
         """Another verdict, for a reason that the file alone does not show."""
-        return Judgement(self.patch, verdict, reason, next=next_command, traces=self.traces)
+        return Judgement(self.patch, verdict, reason, next=next_command, traces=self.traces, troubles=self.troubles)
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`: name, verdict, reason, and whatever else is known."""
@@ -55,10 +57,11 @@ class Judgement:
 
     def to_cache(self) -> dict[str, Any]:
         """Everything, for the verdict cache."""
-        return {**self.as_dict(), "traces": self.traces}
+        return {**self.as_dict(), "traces": self.traces, "troubles": self.troubles}
 
     @classmethod
     def from_cache(cls, kept: dict[str, Any]) -> Judgement:
         """The inverse of `to_cache`."""
         texts = {key: str(kept.get(key, "")) for key in _TEXTS}
-        return cls(kept["name"], Verdict(kept["verdict"]), kept["reason"], traces=int(kept["traces"]), **texts)
+        verdict, traces, troubles = Verdict(kept["verdict"]), int(kept["traces"]), int(kept["troubles"])
+        return cls(kept["name"], verdict, kept["reason"], traces=traces, troubles=troubles, **texts)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import pairwise
 from typing import TypeAlias, cast
 
 import libcst as cst
@@ -29,16 +30,20 @@ class Found:
 
 @lru_cache(maxsize=8)
 def parse(source: bytes) -> cst.Module:
-    """Parse a file of any coding, BOM and line ending; raises Unreadable, also where a byte would change."""
+    """Parse a file of any coding, BOM and line ending; raises Unreadable."""
     try:
         module = cst.parse_module(source)
     except cst.ParserSyntaxError as error:
         raise Unreadable(f"line {error.raw_line}: not Python: {error.message.splitlines()[0]}") from None
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise Unreadable(f"the file cannot be decoded: {error}") from None
+    return module
+
+
+def check_exact(module: cst.Module, source: bytes) -> None:
+    """Raise Unreadable where taking the file apart and putting it together again would change a byte."""
     if module.bytes != source:
         raise Unreadable("the file has line endings or form feeds that the parser would change")
-    return module
 
 
 def statements(scope: Scope) -> Sequence[cst.BaseStatement]:
@@ -90,20 +95,25 @@ def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
     return _FIELDS[kind]
 
 
+def below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The children of a node that hold code, in source order."""
+    for name in _fields(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            for child in value:
+                if isinstance(child, cst.CSTNode):
+                    yield child
+
+
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """Every node of code below, in source order, the node itself first."""
     stack = [node]
     while stack:
         current = stack.pop()
         yield current
-        below: list[cst.CSTNode] = []
-        for name in _fields(type(current)):
-            value = getattr(current, name)
-            if isinstance(value, cst.CSTNode):
-                below.append(value)
-            elif isinstance(value, (list, tuple)):
-                below.extend(child for child in value if isinstance(child, cst.CSTNode))
-        stack.extend(reversed(below))
+        stack.extend(reversed(list(below(current))))
 
 
 @lru_cache(maxsize=64)
@@ -142,65 +152,67 @@ def overlap(nodes: Sequence[cst.CSTNode]) -> bool:
     return len(nodes) > 1 and any(id(inner) in wanted for node in nodes for inner in walk(node) if inner is not node)
 
 
-class _Swap(cst.CSTTransformer):
-    """Replace nodes by identity."""
+def _parents(scope: Scope, wanted: set[int]) -> dict[int, cst.CSTNode]:
+    """The parent of every wanted node and of each of its ancestors up to the scope, by `id` of the child."""
+    parents: dict[int, cst.CSTNode] = {}
+    missing = set(wanted)
+    path: list[cst.CSTNode] = []
+    stack: list[tuple[cst.CSTNode, int]] = [(scope, 0)]
+    while stack and missing:
+        node, depth = stack.pop()
+        del path[depth:]
+        path.append(node)
+        if id(node) in missing:
+            missing.discard(id(node))
+            parents.update((id(child), parent) for parent, child in pairwise(path))
+        stack.extend((child, depth + 1) for child in reversed(list(below(node))))
+    return parents
 
-    def __init__(self, new: dict[int, Callable[[cst.CSTNode], cst.CSTNode]]) -> None:
-        super().__init__()
-        self.new = new
 
-    def on_leave(  # type: ignore[override]
-        self, original_node: cst.CSTNode, updated_node: cst.CSTNode
-    ) -> cst.CSTNode:
-        make = self.new.get(id(original_node))
-        return make(updated_node) if make else updated_node
+def _rebuilt(node: cst.CSTNode, touched: Mapping[int, object], new: Mapping[int, Sequence[cst.CSTNode]]) -> cst.CSTNode:
+    """The node with descendants replaced by what `new` has for their `id`; only their ancestors are made anew."""
+    changes: dict[str, object] = {}
+    for name in _fields(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            if id(value) in touched:
+                (changes[name],) = new.get(id(value)) or [_rebuilt(value, touched, new)]
+        elif isinstance(value, (list, tuple)) and any(id(child) in touched for child in value):
+            changes[name] = [
+                item
+                for child in value
+                for item in (
+                    new.get(id(child)) or ([_rebuilt(child, touched, new)] if id(child) in touched else [child])
+                )
+            ]
+    return node.with_changes(**changes)
 
 
-def swap(scope: Scope, new: dict[int, Callable[[cst.CSTNode], cst.CSTNode]]) -> Scope:
+def swap(scope: Scope, new: Mapping[int, cst.CSTNode]) -> Scope:
     """The scope with the nodes whose `id` is a key replaced."""
-    return cast("Scope", scope.visit(_Swap(new)))
-
-
-class _Insert(cst.CSTTransformer):
-    """Insert statements before or after the statement that holds a given node."""
-
-    def __init__(self, places: dict[int, list[cst.BaseStatement]], *, after: bool) -> None:
-        super().__init__()
-        self.places = places
-        self.after = after
-        self.placed = 0
-
-    def on_leave(  # type: ignore[override]
-        self, original_node: cst.CSTNode, updated_node: cst.CSTNode
-    ) -> cst.CSTNode | cst.FlattenSentinel[cst.BaseStatement]:
-        new = self._held(original_node)
-        if not new:
-            return updated_node
-        statement = cast("cst.BaseStatement", updated_node)
-        return cst.FlattenSentinel([statement, *new] if self.after else [*new, statement])
-
-    def _held(self, node: cst.CSTNode) -> list[cst.BaseStatement]:
-        inside: Iterable[cst.CSTNode] = ()
-        if isinstance(node, cst.BaseCompoundStatement):
-            inside = (node,)  # by its own header only: `class X` and `def x`
-        elif isinstance(node, cst.SimpleStatementLine):
-            inside = walk(node)
-        found = [self.places[id(one)] for one in inside if id(one) in self.places]
-        self.placed += len(found)
-        return [statement for new in found for statement in new]
+    touched = _parents(scope, set(new))
+    return cast("Scope", _rebuilt(scope, touched, {key: [node] for key, node in new.items()}))
 
 
 def insert_beside(scope: Scope, places: dict[int, list[cst.BaseStatement]], *, after: bool) -> Scope:
     """The scope with statements inserted beside the statements whose node's `id` is a key; raises PatternError."""
-    insert = _Insert(places, after=after)
-    if isinstance(scope, cst.Module):
-        body: list[cst.BaseStatement] = []
-        for statement in scope.body:  # anchors in a module are at its top level: nothing inside is visited
-            new = insert.on_leave(statement, statement)
-            body += new if isinstance(new, cst.FlattenSentinel) else [cast("cst.BaseStatement", new)]
-        changed = with_statements(scope, body)
-    else:
-        changed = cast("Scope", scope.visit(insert))
-    if insert.placed != len(places):
-        raise PatternError("the anchor does not stand in a statement that has a line of its own")
-    return changed
+    parents = _parents(scope, set(places))
+    beside: dict[int, tuple[cst.BaseStatement, list[cst.BaseStatement]]] = {}
+    for key, statements_of_one in places.items():
+        statement = _statement_of(key, parents, scope)
+        beside.setdefault(id(statement), (statement, []))[1].extend(statements_of_one)
+    new = {key: [old, *added] if after else [*added, old] for key, (old, added) in beside.items()}
+    return cast("Scope", _rebuilt(scope, parents, new))
+
+
+def _statement_of(key: int, parents: Mapping[int, cst.CSTNode], scope: Scope) -> cst.BaseStatement:
+    """The statement on a line of its own that a node stands in, or that it is."""
+    node = next(child for child in below(parents[key]) if id(child) == key)
+    first = True
+    while node is not scope:
+        if isinstance(node, cst.SimpleStatementLine) or (first and isinstance(node, cst.BaseCompoundStatement)):
+            return node
+        if isinstance(node, (cst.BaseCompoundStatement, cst.SimpleStatementSuite)):
+            break
+        node, first = parents[id(node)], False
+    raise PatternError("the anchor does not stand in a statement that has a line of its own")

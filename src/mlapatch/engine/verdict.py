@@ -13,6 +13,7 @@ from packaging.version import Version
 from mlapatch.engine import tree
 from mlapatch.engine.edit import Misfit, Patched, apply_edits, check_count, count_matches
 from mlapatch.engine.judgement import Judgement, Verdict
+from mlapatch.engine.names import unbound
 from mlapatch.engine.nearest import nearest
 from mlapatch.engine.patch import Edit, Patch
 from mlapatch.engine.python import check_compiles, parse_ast
@@ -35,6 +36,8 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
     """
     try:
         module = tree.parse(source)
+        if prove:
+            tree.check_exact(module, source)
     except tree.Unreadable as error:
         return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target}: {error}")
     presence = _presence(module, patch, version)
@@ -43,7 +46,7 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
     edited = _edited(source, module, patch, version)
     if isinstance(edited, Judgement):
         return edited
-    outcome = _proven(edited, patch, version) if prove else _postconditions(edited.module, patch, version)
+    outcome = _proven(source, edited, patch, version) if prove else _postconditions(edited.module, patch, version, quick=True)
     if isinstance(outcome, Judgement):
         return outcome
     return Judgement(patch.name, Verdict.APPLICABLE, "every edit fits", next=f"mlapatch apply {patch.name}")
@@ -63,10 +66,11 @@ def apply(source: bytes, patch: Patch, version: Version | None) -> Applied:
     """The file with the patch, proven before it is returned, or the judgement that says why not."""
     try:
         module = tree.parse(source)
+        tree.check_exact(module, source)
     except tree.Unreadable as error:
         return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target}: {error}")
     outcome = _edited(source, module, patch, version)
-    return _proven(outcome, patch, version) if isinstance(outcome, Patched) else outcome
+    return _proven(source, outcome, patch, version) if isinstance(outcome, Patched) else outcome
 
 
 def _edited(source: bytes, module: cst.Module, patch: Patch, version: Version | None) -> Patched | Judgement:
@@ -79,26 +83,36 @@ def _edited(source: bytes, module: cst.Module, patch: Patch, version: Version | 
     return _misfit(module, source, patch, edited, version) if isinstance(edited, Misfit) else edited
 
 
-def _proven(edited: Patched, patch: Patch, version: Version | None) -> Applied:
+def _proven(source: bytes, edited: Patched, patch: Patch, version: Version | None) -> Applied:
     result = edited.module.bytes
     try:
         again = tree.parse(result)
         check_compiles(result, patch.target)
     except (tree.Unreadable, SyntaxError, ValueError) as error:
         return Judgement(patch.name, Verdict.DRIFTED, f"the patched {patch.target} would not compile: {error}")
+    if new := unbound(result) - unbound(source):  # upstream renamed a local or parameter that the patch names
+        names = ", ".join(sorted(new))
+        return Judgement(
+            patch.name,
+            Verdict.DRIFTED,
+            f"{patch.target}: the edits use {names}, which nothing binds there",
+            found=names,
+        )
     return _postconditions(again, patch, version) or Fits(result)
 
 
-def _postconditions(module: cst.Module, patch: Patch, version: Version | None) -> Judgement | None:
-    """None where every postcondition holds after the edits."""
-    presence = _presence(module, patch, version)
+def _postconditions(
+    module: cst.Module, patch: Patch, version: Version | None, *, quick: bool = False
+) -> Judgement | None:
+    """None where every postcondition holds after the edits; `quick` believes that what was inserted is there."""
+    presence = _presence(module, patch, version, quick=quick)
     if presence is not None and presence.verdict is Verdict.APPLIED:
         return None
     why = presence.reason if presence else "none of its postconditions hold"
     return Judgement(patch.name, Verdict.DRIFTED, f"after the edits {why}")
 
 
-def _presence(module: cst.Module, patch: Patch, version: Version | None) -> Judgement | None:
+def _presence(module: cst.Module, patch: Patch, version: Version | None, *, quick: bool = False) -> Judgement | None:
     """Applied, edited, or None where nothing of the patch is in the file."""
     traces = 0
     trouble: list[tuple[str, str]] = []
@@ -114,7 +128,7 @@ def _presence(module: cst.Module, patch: Patch, version: Version | None) -> Judg
             trouble.append((post.scope, f"'{pattern}' matches {misfit.found} times, not {_times(misfit)}"))
     if not traces:
         return None
-    found = ((edit.scope, _insertion_trouble(module, edit)) for edit in patch.edits)
+    found = ((edit.scope, _insertion_trouble(module, edit, quick=quick)) for edit in patch.edits)
     trouble = [*((scope, what) for scope, what in found if what), *trouble]
     if not trouble:
         return Judgement(patch.name, Verdict.APPLIED, "all postconditions hold", traces=traces)
@@ -128,6 +142,7 @@ def _presence(module: cst.Module, patch: Patch, version: Version | None) -> Judg
         found=what,
         next=f"restore those lines, or mlapatch revert {patch.name}",
         traces=traces,
+        troubles=len(trouble),
     )
 
 
@@ -156,8 +171,8 @@ def _first_line(item: ast.stmt) -> str:
     return ast.unparse(item).partition("\n")[0][:80]
 
 
-def _insertion_trouble(module: cst.Module, edit: Edit) -> str:
-    """What is wrong with the statements that an insertion brings, '' where all are there."""
+def _insertion_trouble(module: cst.Module, edit: Edit, *, quick: bool) -> str:
+    """What is wrong with the statements that an insertion brings, '' where all are there (`quick`: names only)."""
     wanted = _inserted(edit)
     if not wanted:
         return ""
@@ -168,23 +183,20 @@ def _insertion_trouble(module: cst.Module, edit: Edit) -> str:
     plain: set[str] | None = None
     for name, dump, line in wanted:
         if name:
-            have = [_dumped(module, s) for s in here if isinstance(s, tree.Definition) and s.name.value == name]
-            if not have:
+            named = [s for s in here if isinstance(s, tree.Definition) and s.name.value == name]
+            if not named:
                 return f"{name} is missing"
-            if len(have) > 1:
-                return f"{name} is defined {len(have)} times"
-            if have != [dump]:
+            if len(named) > 1:
+                return f"{name} is defined {len(named)} times"
+            if not quick and _all_dumped(module, named[0]) != [dump]:
                 return f"{name} is not what the patch inserts"
+        if name or quick:
             continue
         if plain is None:
             plain = {one for s in here if not isinstance(s, tree.Definition) for one in _all_dumped(module, s)}
         if dump not in plain:
             return f"'{line}' is missing"
     return ""
-
-
-def _dumped(module: cst.Module, statement: cst.BaseStatement) -> str:
-    return next(iter(_all_dumped(module, statement)), "")
 
 
 def _all_dumped(module: cst.Module, statement: cst.BaseStatement) -> list[str]:
