@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write the diff section of patches/*/README.md from the real file of one SGLang release.
 
-    python tools/patch_readmes.py            # writes
-    python tools/patch_readmes.py --check    # exits 1 where a README is not what it would write
+python tools/patch_readmes.py            # writes
+python tools/patch_readmes.py --check    # exits 1 where a README is not what it would write
 """
 
 from __future__ import annotations

@@ -34,7 +34,12 @@ import triton
 import triton.language as tl
 
 ROOT = Path(__file__).resolve().parents[2]
-SNIPPETS = ("common/cast_slots.py", "common/row_width.py", "common/active_cast.py", "fused-decode/fused_decode.py")
+SNIPPETS = (
+    "patches/common/cast_slots.py",
+    "patches/common/row_width.py",
+    "patches/common/active_cast.py",
+    "bench/gpu/next/fused_decode.py",  # the kernel that is being tuned; patches/ has the one that is shipped
+)
 LATENT, ROPE, WIDTH = 512, 64, 576
 SCALE = 1 / 16
 CASES = ("1x512", "1x8192", "1x131072", "16x4096", "64x4096")
@@ -44,7 +49,7 @@ COPY_BYTES_PER_S = 4.2e12
 
 def snippets() -> ModuleType:
     """The patch's helpers as a module: Triton reads a kernel's source from a file."""
-    text = "import torch\n\n\n" + "\n\n".join((ROOT / "patches" / name).read_text() for name in SNIPPETS)
+    text = "import torch\n\n\n" + "\n\n".join((ROOT / name).read_text() for name in SNIPPETS)
     path = Path(tempfile.mkdtemp(prefix="mlapatch-bench-")) / "snippets.py"
     path.write_text(text)
     spec = importlib.util.spec_from_file_location("mlapatch_snippets", path)

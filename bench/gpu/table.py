@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-RESULT = HERE.parent / "results" / "h200_compare.json"
+RESULTS = HERE.parent / "results"
+RUNS = ("h200_run2.json", "h200_run1.json")  # the latest first; a row comes from the first that has it
 README = HERE.parents[1] / "README.md"
 START, END = "<!-- table: python3 bench/gpu/table.py -->", "<!-- /table -->"
 ROWS = {
@@ -24,32 +25,40 @@ ROWS = {
 LENGTHS = ("512", "8192", "65536")
 
 
-def table(kept: dict[str, Any]) -> str:
+def table(runs: dict[str, dict[str, Any]]) -> str:
     """The section between the markers."""
-    variants = kept["variants"]
     lines = [
-        "| TPOT, ms a token | 512 tokens | 8,192 | 65,536 | 16 streams, shared 4k prefix | greedy output as stock's |",
-        "|---|---:|---:|---:|---:|---|",
+        "| TPOT, ms a token | 512 tokens | 8,192 | 65,536 | 16 streams, shared prefix | outputs as stock's | run |",
+        "|---|---:|---:|---:|---:|---|---|",
     ]
-    for name, title in ROWS.items():
-        entry = variants.get(name)
-        if not entry or "single" not in entry:
-            continue
-        times = [f"{entry['single'][length]['tpot_ms']:.2f}" if length in entry["single"] else "" for length in LENGTHS]
-        streams = f"{entry['streams']['tok_s']:,.0f} tok/s" if "streams" in entry else ""
-        agreed = entry.get("agreement")
-        equal = f"{agreed['equal']} of {agreed['compared']}" if agreed else ("" if name == "stock" else "not compared")
-        lines.append(f"| {title} | {' | '.join(times)} | {streams} | {equal} |")
-    machine, patch = kept["machine"], variants["stock"]["patch"]
-    where = (
+    for variant, title in ROWS.items():
+        for number, kept in runs.items():
+            entry = kept["variants"].get(variant)
+            if entry and "single" in entry:
+                lines.append(row(title, entry, number, stock=variant == "stock"))
+                break
+    where = [
+        f"{number}: {kept['date']}, commit {kept['commit']}, [{number}.json](bench/results/{number}.json)"
+        for number, kept in runs.items()
+    ]
+    first = next(iter(runs.values()))
+    machine, patch = first["machine"], first["variants"]["stock"]["patch"]
+    about = (
         f"Real server, CUDA graphs on, {machine['gpu']}, SGLang {patch['sglang']}, flashinfer {patch['flashinfer']}, "
-        f"torch {machine['torch']}, FP8 pool of {kept['pool_tokens']:,} tokens x {kept['layers']} layers, "
-        f"{kept['date']}, commit {kept['commit'][:12]}. Recorded in [bench/results/h200_compare.json]"
-        "(bench/results/h200_compare.json); repeat it with `python3 bench/gpu/compare.py` as "
-        "[bench/gpu/README.md](bench/gpu/README.md) says."
+        f"torch {machine['torch']}, FP8 pool of {first['pool_tokens']:,} tokens x {first['layers']} layers. "
+        f"{'; '.join(where)}. Repeat them with `python3 bench/gpu/compare.py` as "
+        "[bench/gpu/README.md](bench/gpu/README.md) says. The streams' figure covers the whole window with its prefill."
     )
-    lines += ["", where]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", about])
+
+
+def row(title: str, entry: dict[str, Any], number: str, *, stock: bool) -> str:
+    """One variant's line."""
+    times = [f"{entry['single'][length]['tpot_ms']:.2f}" if length in entry["single"] else "" for length in LENGTHS]
+    streams = f"{entry['streams']['tok_s']:,.0f} tok/s" if "streams" in entry else ""
+    agreed = entry.get("agreement")
+    equal = "" if stock else f"{agreed['equal']} of {agreed['compared']}" if agreed else "not compared"
+    return f"| {title} | {' | '.join(times)} | {streams} | {equal} | {number} |"
 
 
 def main() -> int:
@@ -62,7 +71,8 @@ def main() -> int:
     text = README.read_text(encoding="utf-8")
     head, _, rest = text.partition(START)
     _, _, tail = rest.partition(END)
-    new = f"{head}{START}\n{table(json.loads(RESULT.read_text(encoding='utf-8')))}\n{END}{tail}"
+    runs = {name.removesuffix(".json"): json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in RUNS}
+    new = f"{head}{START}\n{table(runs)}\n{END}{tail}"
     if new == text:
         return 0
     if check:

@@ -106,19 +106,6 @@ def float_pair(words, HALF: tl.constexpr):
 
 
 @triton.jit
-def prefetch_lines(addresses):
-    """Start to bring the lines of these addresses (int64) to the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [addresses],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def power_of_two(exponent):
     """2.0 ** (exponent - 127) as float32, 0.0 for exponent 0."""
     return (exponent << 23).to(tl.float32, bitcast=True)
@@ -128,82 +115,6 @@ def power_of_two(exponent):
 def tokens_per_program(total, programs, TILE: tl.constexpr):
     """How many of all the batch's tokens each program takes: whole tiles."""
     return tl.maximum(tl.cdiv(tl.cdiv(total, programs), TILE), 1) * TILE
-
-
-@triton.jit
-def combine_pieces(
-    unit,
-    part,
-    part_lse,
-    kv_indptr,
-    out,
-    out_lse,
-    num_requests,
-    max_tokens,
-    num_heads,
-    programs,
-    TILE: tl.constexpr,
-    PIECES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """BLOCK columns of out[request, head] if several programs shared the request, PIECES at once; zeros for a request
-    without tokens. unit: (request * num_heads + head) * (512 / BLOCK) + block of columns."""
-    row_out = unit // (512 // BLOCK)
-    request = row_out // num_heads
-    head = row_out % num_heads
-    column = unit % (512 // BLOCK) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.minimum(tl.load(kv_indptr + num_requests), max_tokens)
-    first = tl.load(kv_indptr + request)
-    last = tl.minimum(tl.load(kv_indptr + request + 1), total)
-    share = tokens_per_program(total, programs, TILE)
-    place = out + row_out.to(tl.int64) * 512 + column
-    if first >= last:
-        tl.store(place, tl.zeros((BLOCK,), out.dtype.element_ty))
-        tl.store(out_lse + row_out, -float("inf"))
-    else:
-        program = first // share
-        pieces = (last - 1) // share - program + 1
-        if pieces > 1:
-            peak = -float("inf")
-            weights = 0.0
-            value = tl.zeros((PIECES, BLOCK), tl.float32)
-            for start in range(0, pieces, PIECES):
-                piece = start + tl.arange(0, PIECES)
-                row = 2 * (program + piece) + (piece == 0).to(tl.int32)
-                row = row * num_heads + head
-                some_value = tl.load(
-                    part + row.to(tl.int64)[:, None] * 512 + column[None, :],
-                    mask=(piece < pieces)[:, None],
-                    other=0.0,
-                )
-                some_lse = tl.load(
-                    part_lse + row, mask=piece < pieces, other=-float("inf")
-                )
-                new_peak = tl.maximum(peak, tl.max(some_lse, 0))
-                fade = tl.exp2(peak - new_peak)
-                chance = tl.exp2(some_lse - new_peak)
-                peak = new_peak
-                weights = weights * fade + tl.sum(chance, 0)
-                value = value * fade + chance[:, None] * some_value.to(tl.float32)
-            tl.store(place, (tl.sum(value, 0) / weights).to(out.dtype.element_ty))
-            tl.store(out_lse + row_out, peak + tl.log2(weights))
-
-
-@triton.jit
-def wait_for_grid(arrivals):
-    """Until every program of the grid is here; all of them must be resident.
-
-    arrivals: one int32 number. The first program adds 2^31 less the others' ones, so that the top bit flips when all
-    have arrived, and the number needs no reset.
-    """
-    others = tl.num_programs(0) * tl.num_programs(1) - 1
-    is_first = (tl.program_id(0) + tl.program_id(1)) == 0
-    tl.debug_barrier()
-    before = tl.atomic_add(arrivals, tl.where(is_first, 2147483647 - others + 1, 1))
-    while ((before ^ tl.load(arrivals, volatile=True)) >> 31) == 0:
-        pass
-    tl.atomic_add(arrivals, 0, sem="acquire")
-    tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads"])
@@ -218,7 +129,6 @@ def fused_decode_kernel(
     part_lse,
     out,
     out_lse,
-    arrivals,
     num_requests,
     max_tokens,
     num_heads,
@@ -237,11 +147,6 @@ def fused_decode_kernel(
     HALF: tl.constexpr,
     CONVERT: tl.constexpr,
     ASM: tl.constexpr,
-    WARM: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    JOIN: tl.constexpr,
-    PIECES: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Attention of HEADS heads over one program's share of all the batch's tokens, request by request.
 
@@ -260,8 +165,6 @@ def fused_decode_kernel(
     LOG2_E: tl.constexpr = 1.4426950408889634
     # Powers of two that the conversion of the pool's numbers left out.
     GAIN: tl.constexpr = 1.0 if E5M2 or (ASM and CONVERT) else 256.0
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
     program = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     request_ids = tl.arange(0, REQUESTS)
@@ -288,13 +191,6 @@ def fused_decode_kernel(
         last = tl.load(kv_indptr + request + 1)
         stop = tl.minimum(end, last)
         if begin < stop:
-            # Past the end the last token again: a real row, its weight is 0.
-            next_slot = tl.load(kv_indices + tl.minimum(begin + tile, stop - 1))
-            if WARM:
-                # The rows of the first step are on their way while the query is prepared.
-                line = tl.minimum(tl.arange(0, 8) * 128, 575)
-                address = (pool + next_slot.to(tl.int64) * ROW).to(tl.int64)
-                prefetch_lines(address[:, None] + line[None, :])
             has_head = (head < num_heads)[None, None, :]
             words = tl.load(
                 query
@@ -315,10 +211,9 @@ def fused_decode_kernel(
             )
             rope_even, rope_odd = float_pair(words, HALF)
             largest = tl.maximum(
-                tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 1),
-                tl.max(tl.maximum(tl.abs(rope_even), tl.abs(rope_odd)), 1),
+                tl.max(tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 1), 0),
+                tl.max(tl.max(tl.maximum(tl.abs(rope_even), tl.abs(rope_odd)), 1), 0),
             )
-            largest = tl.max(largest, 0)
             # To [2^14, 2^15): 268 = 127 + 127 + 14.
             exponent = tl.minimum(268 - (largest.to(tl.int32, bitcast=True) >> 23), 254)
             up = power_of_two(exponent)[None, None, :]
@@ -336,6 +231,8 @@ def fused_decode_kernel(
             weight = tl.zeros((TILE, HEADS), tl.float32)
             value_even = tl.zeros((WARPS, HEADS, COLUMNS), tl.float32)
             value_odd = tl.zeros((WARPS, HEADS, COLUMNS), tl.float32)
+            # Past the end the last token again: a real row, its weight is 0.
+            next_slot = tl.load(kv_indices + tl.minimum(begin + tile, stop - 1))
             for start in range(begin, stop, TILE):
                 slot = next_slot
                 token = start + tile
@@ -400,29 +297,6 @@ def fused_decode_kernel(
                 )
             begin = stop
         request += 1
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-    if JOIN:
-        wait_for_grid(arrivals)
-        units = num_requests * num_heads * (512 // BLOCK)
-        unit = tl.program_id(1) * tl.num_programs(0) + program
-        while unit < units:
-            combine_pieces(
-                unit,
-                part,
-                part_lse,
-                kv_indptr,
-                out,
-                out_lse,
-                num_requests,
-                max_tokens,
-                num_heads,
-                tl.num_programs(0),
-                TILE,
-                PIECES,
-                BLOCK,
-            )
-            unit += tl.num_programs(0) * tl.num_programs(1)
 
 
 @triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads", "programs"])
@@ -439,27 +313,47 @@ def fused_decode_combine(
     TILE: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
-    """combine_pieces of one unit a program."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    combine_pieces(
-        tl.program_id(0),
-        part,
-        part_lse,
-        kv_indptr,
-        out,
-        out_lse,
-        num_requests,
-        max_tokens,
-        num_heads,
-        programs,
-        TILE,
-        PIECES,
-        BLOCK,
-    )
+    """out[request, head] of the requests that several programs shared, BLOCK columns a program, PIECES at once; zeros
+    for requests without tokens. Programs: (requests * heads, 512 / BLOCK)."""
+    request = tl.program_id(0) // num_heads
+    head = tl.program_id(0) % num_heads
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.minimum(tl.load(kv_indptr + num_requests), max_tokens)
+    first = tl.load(kv_indptr + request)
+    last = tl.minimum(tl.load(kv_indptr + request + 1), total)
+    share = tokens_per_program(total, programs, TILE)
+    place = out + tl.program_id(0).to(tl.int64) * 512 + column
+    if first >= last:
+        tl.store(place, tl.zeros((BLOCK,), out.dtype.element_ty))
+        tl.store(out_lse + tl.program_id(0), -float("inf"))
+    else:
+        program = first // share
+        pieces = (last - 1) // share - program + 1
+        if pieces > 1:
+            peak = -float("inf")
+            weights = 0.0
+            value = tl.zeros((PIECES, BLOCK), tl.float32)
+            for start in range(0, pieces, PIECES):
+                piece = start + tl.arange(0, PIECES)
+                row = 2 * (program + piece) + (piece == 0).to(tl.int32)
+                row = row * num_heads + head
+                some_value = tl.load(
+                    part + row.to(tl.int64)[:, None] * 512 + column[None, :],
+                    mask=(piece < pieces)[:, None],
+                    other=0.0,
+                )
+                some_lse = tl.load(
+                    part_lse + row, mask=piece < pieces, other=-float("inf")
+                )
+                new_peak = tl.maximum(peak, tl.max(some_lse, 0))
+                fade = tl.exp2(peak - new_peak)
+                chance = tl.exp2(some_lse - new_peak)
+                peak = new_peak
+                weights = weights * fade + tl.sum(chance, 0)
+                value = value * fade + chance[:, None] * some_value.to(tl.float32)
+            tl.store(place, (tl.sum(value, 0) / weights).to(out.dtype.element_ty))
+            tl.store(out_lse + tl.program_id(0), peak + tl.log2(weights))
 
 
 class FusedTuning(NamedTuple):
@@ -469,11 +363,6 @@ class FusedTuning(NamedTuple):
     warps: int
     stages: int  # steps loaded ahead, plus one
     programs: int  # a multiprocessor
-    warm: bool = False  # prefetch the first step's rows
-    overlap: bool = (
-        False  # launch each kernel while the one before still runs (SM90 and newer)
-    )
-    join: bool = False  # one kernel that waits for its whole grid, instead of two
 
 
 def fused_shared_memory(device):
@@ -532,8 +421,7 @@ def fused_part(device, heads, rows):
     if key not in fused_parts:
         part = torch.empty((rows, heads, 512), dtype=torch.float16, device=device)
         part_lse = torch.empty((rows, heads), dtype=torch.float32, device=device)
-        arrivals = torch.zeros(1, dtype=torch.int32, device=device)
-        fused_parts[key] = (part, part_lse, arrivals)
+        fused_parts[key] = (part, part_lse)
         _mlapatch_logger.info(
             "mlapatch: %d bytes for the partial results of fused-decode, shared by all layers",
             part.numel() * 2 + part_lse.numel() * 4,
@@ -581,14 +469,11 @@ def fused_attention(
     block = 8 if heads <= 8 else 16
     blocks = -(-heads // block)
     programs = max(1, processors * tuning.programs // blocks)
-    part, part_lse, arrivals = fused_part(device, heads, 2 * programs)
+    part, part_lse = fused_part(device, heads, 2 * programs)
     words = query.view(torch.int32)
     rope_words = query_rope.view(torch.int32)
     latent_words = latent.view(torch.int16)
     row = latent_words.stride(0)
-    # The pieces of a request that a batch of equal lengths gives, in one step or few.
-    pieces = min(max(8, 1 << (programs // num_requests).bit_length()), 256)
-    columns = min(4096 // pieces, 512)
     fused_decode_kernel[(programs, blocks)](
         words,
         rope_words,
@@ -600,7 +485,6 @@ def fused_attention(
         part_lse,
         target,
         out_lse,
-        arrivals,
         num_requests,
         kv_indices.numel(),
         heads,
@@ -619,19 +503,13 @@ def fused_attention(
         HALF=query.dtype == torch.float16,
         CONVERT=capability >= (8, 9),
         ASM=not interpreted,
-        WARM=tuning.warm,
-        OVERLAP=tuning.overlap,
-        JOIN=tuning.join,
-        PIECES=pieces,
-        BLOCK=columns,
         num_warps=tuning.warps,
         num_stages=tuning.stages,
-        **({"launch_pdl": True} if tuning.overlap else {}),
-        **({"launch_cooperative_grid": True} if tuning.join else {}),
     )
-    if tuning.join:
-        return out_lse
-    fused_decode_combine[(num_requests * heads * (512 // columns),)](
+    # The pieces of a request that a batch of equal lengths gives, in one step or few.
+    pieces = min(max(8, 1 << (programs // num_requests).bit_length()), 128)
+    columns = min(4096 // pieces, 512)
+    fused_decode_combine[(num_requests * heads, 512 // columns)](
         part,
         part_lse,
         kv_indptr,
@@ -644,9 +522,7 @@ def fused_attention(
         TILE=tuning.tile,
         PIECES=pieces,
         BLOCK=columns,
-        OVERLAP=tuning.overlap,
         num_warps=4,
-        **({"launch_pdl": True} if tuning.overlap else {}),
     )
     if interpreted:
         out[:num_requests].copy_(target[:num_requests])

@@ -71,10 +71,13 @@ class Post:
 
 @dataclass(frozen=True)
 class Superseded:
-    """What an upstream fix looks like: in `scope`, one of `present` matches (never just an absence)."""
+    """What an upstream fix looks like: in `scope`, one of `present` matches (never just an absence), and none of
+    `absent`, which shows that the fix is not for everyone (the cast is still made on other GPUs, for example).
+    """
 
     scope: str
     present: tuple[str, ...]
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -205,13 +208,13 @@ def _post(table: Mapping[str, Any], where: str) -> Post:
 
 
 def _superseded(table: Mapping[str, Any], where: str) -> Superseded:
-    _known(table, ("scope", "present"), where)
-    present = _strings(table, "present", where)
+    _known(table, ("scope", "present", "absent"), where)
+    present, absent = _strings(table, "present", where), _strings(table, "absent", where)
     if not present:
         raise PatchFormError(f"{where}: 'present' needs at least one pattern")
-    for pattern in present:
+    for pattern in (*present, *absent):
         check_pattern(pattern, where)
-    return Superseded(_scope(table, where), present)
+    return Superseded(_scope(table, where), present, absent)
 
 
 def _requires(table: Mapping[str, Any], where: str) -> Requires:

@@ -46,7 +46,10 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
     edited = _edited(source, module, patch, version)
     if isinstance(edited, Judgement):
         return edited
-    outcome = _proven(source, edited, patch, version) if prove else _postconditions(edited.module, patch, version, quick=True)
+    if prove:
+        outcome: Applied | Judgement | None = _proven(source, edited, patch, version)
+    else:
+        outcome = _postconditions(edited.module, patch, version, quick=True)
     if isinstance(outcome, Judgement):
         return outcome
     return Judgement(patch.name, Verdict.APPLICABLE, "every edit fits", next=f"mlapatch apply {patch.name}")
@@ -240,6 +243,8 @@ def _is_superseded(module: cst.Module, patch: Patch) -> bool:
         return False
     for fix in patch.superseded:
         if not any(count_matches(module, fix.scope, pattern) for pattern in fix.present):
+            return False
+        if any(count_matches(module, fix.scope, pattern) for pattern in fix.absent):
             return False
     gone = [count_matches(module, post.scope, post.absent) for post in patch.posts if post.absent]
     return all(count == 0 for count in gone)

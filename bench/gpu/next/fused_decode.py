@@ -1,0 +1,711 @@
+import functools
+from typing import NamedTuple
+
+
+# Split-KV decode attention that reads the FP8 slots itself: no workspace of the pool's size and no cast pass.
+@triton.jit
+def half_of_byte(byte, E5M2: tl.constexpr):
+    """float16 of one FP8 byte given as an integer; e4m3 comes 2^8 times too small."""
+    wide = byte.to(tl.uint16)
+    if E5M2:
+        return (wide << 8).to(tl.float16, bitcast=True)
+    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return (
+        tl.where((wide & 0x7F) == 0x7F, 0x7E00, half)
+        .to(tl.uint16)
+        .to(tl.float16, bitcast=True)
+    )
+
+
+@triton.jit
+def half_pair(words, E5M2: tl.constexpr, CONVERT: tl.constexpr, ASM: tl.constexpr):
+    """float16 of the lower and of the upper FP8 byte of int16 words, exactly, NaN included.
+
+    An e5m2 number is the upper byte of a half float. An e4m3 number is converted in hardware (CONVERT, from SM89 on),
+    or comes 2^8 times too small: its bits, one exponent bit further down, are a half float. pack=2: both words of a
+    register at once.
+    """
+    if not ASM:
+        return half_of_byte(words & 0xFF, E5M2), half_of_byte((words >> 8) & 0xFF, E5M2)
+    elif E5M2:
+        return tl.inline_asm_elementwise(
+            """
+            prmt.b32 $0, $2, 0, 0x2404;
+            prmt.b32 $1, $2, 0, 0x3414;
+            """,
+            "=&r,=&r,r",
+            [words],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    elif CONVERT:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 bytes;
+            .reg .b16 lower, upper;
+            prmt.b32 bytes, $2, 0, 0x3120;
+            mov.b32 {lower, upper}, bytes;
+            cvt.rn.f16x2.e4m3x2 $0, lower;
+            cvt.rn.f16x2.e4m3x2 $1, upper;
+            }
+            """,
+            "=&r,=&r,r",
+            [words],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 part, nan, bad;
+            and.b32 nan, $2, 0x7f7f7f7f;
+            add.u32 nan, nan, 0x01010101;
+            and.b32 nan, nan, 0x80808080;
+            and.b32 $1, $2, 0x80008000;
+            shr.u32 part, $2, 1;
+            and.b32 part, part, 0x3f803f80;
+            or.b32 $1, $1, part;
+            and.b32 bad, nan, 0x80008000;
+            shr.u32 part, bad, 5;
+            sub.u32 bad, bad, part;
+            or.b32 $1, $1, bad;
+            shl.b32 part, $2, 8;
+            and.b32 $0, part, 0x80008000;
+            shr.u32 part, part, 1;
+            and.b32 part, part, 0x3f803f80;
+            or.b32 $0, $0, part;
+            shl.b32 bad, nan, 8;
+            and.b32 bad, bad, 0x80008000;
+            shr.u32 part, bad, 5;
+            sub.u32 bad, bad, part;
+            or.b32 $0, $0, bad;
+            }
+            """,
+            "=&r,=&r,r",
+            [words],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+
+
+@triton.jit
+def float_pair(words, HALF: tl.constexpr):
+    """float32 of the lower and of the upper bfloat16 (HALF: float16) number of int32 words."""
+    if HALF:
+        lower = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        upper = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        return lower, upper
+    return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(
+        tl.float32, bitcast=True
+    )
+
+
+@triton.jit
+def prefetch_lines(addresses):
+    """Start to bring the lines of these addresses (int64) to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [addresses],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def power_of_two(exponent):
+    """2.0 ** (exponent - 127) as float32, 0.0 for exponent 0."""
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tokens_per_program(total, programs, TILE: tl.constexpr):
+    """How many of all the batch's tokens each program takes: whole tiles."""
+    return tl.maximum(tl.cdiv(tl.cdiv(total, programs), TILE), 1) * TILE
+
+
+@triton.jit
+def combine_pieces(
+    unit,
+    part,
+    part_lse,
+    kv_indptr,
+    out,
+    out_lse,
+    num_requests,
+    max_tokens,
+    num_heads,
+    programs,
+    TILE: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """BLOCK columns of out[request, head] if several programs shared the request, PIECES at once; zeros for a request
+    without tokens. unit: (request * num_heads + head) * (512 / BLOCK) + block of columns."""
+    row_out = unit // (512 // BLOCK)
+    request = row_out // num_heads
+    head = row_out % num_heads
+    column = unit % (512 // BLOCK) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.minimum(tl.load(kv_indptr + num_requests), max_tokens)
+    first = tl.load(kv_indptr + request)
+    last = tl.minimum(tl.load(kv_indptr + request + 1), total)
+    share = tokens_per_program(total, programs, TILE)
+    place = out + row_out.to(tl.int64) * 512 + column
+    if first >= last:
+        tl.store(place, tl.zeros((BLOCK,), out.dtype.element_ty))
+        tl.store(out_lse + row_out, -float("inf"))
+    else:
+        program = first // share
+        pieces = (last - 1) // share - program + 1
+        if pieces > 1:
+            peak = -float("inf")
+            weights = 0.0
+            value = tl.zeros((PIECES, BLOCK), tl.float32)
+            for start in range(0, pieces, PIECES):
+                piece = start + tl.arange(0, PIECES)
+                row = 2 * (program + piece) + (piece == 0).to(tl.int32)
+                row = row * num_heads + head
+                some_value = tl.load(
+                    part + row.to(tl.int64)[:, None] * 512 + column[None, :],
+                    mask=(piece < pieces)[:, None],
+                    other=0.0,
+                )
+                some_lse = tl.load(
+                    part_lse + row, mask=piece < pieces, other=-float("inf")
+                )
+                new_peak = tl.maximum(peak, tl.max(some_lse, 0))
+                fade = tl.exp2(peak - new_peak)
+                chance = tl.exp2(some_lse - new_peak)
+                peak = new_peak
+                weights = weights * fade + tl.sum(chance, 0)
+                value = value * fade + chance[:, None] * some_value.to(tl.float32)
+            tl.store(place, (tl.sum(value, 0) / weights).to(out.dtype.element_ty))
+            tl.store(out_lse + row_out, peak + tl.log2(weights))
+
+
+@triton.jit
+def wait_for_grid(arrivals):
+    """Until every program of the grid is here; all of them must be resident.
+
+    arrivals: one int32 number. The first program adds 2^31 less the others' ones, so that the top bit flips when all
+    have arrived, and the number needs no reset.
+    """
+    others = tl.num_programs(0) * tl.num_programs(1) - 1
+    is_first = (tl.program_id(0) + tl.program_id(1)) == 0
+    tl.debug_barrier()
+    before = tl.atomic_add(arrivals, tl.where(is_first, 2147483647 - others + 1, 1))
+    while ((before ^ tl.load(arrivals, volatile=True)) >> 31) == 0:
+        pass
+    tl.atomic_add(arrivals, 0, sem="acquire")
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads"])
+def fused_decode_kernel(
+    query,
+    query_rope,
+    pool,
+    pool_rope,
+    kv_indices,
+    kv_indptr,
+    part,
+    part_lse,
+    out,
+    out_lse,
+    arrivals,
+    num_requests,
+    max_tokens,
+    num_heads,
+    scale,
+    query_stride,
+    query_head_stride,
+    rope_stride,
+    rope_head_stride,
+    ROW: tl.constexpr,
+    TILE: tl.constexpr,
+    WARPS: tl.constexpr,
+    HEADS: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    E5M2: tl.constexpr,
+    HALF: tl.constexpr,
+    CONVERT: tl.constexpr,
+    ASM: tl.constexpr,
+    WARM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    JOIN: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Attention of HEADS heads over one program's share of all the batch's tokens, request by request.
+
+    The tokens of all requests, kv_indptr[num_requests] of them, are shared out evenly over the programs of axis 0, so
+    that the grid is fixed and a captured graph replays any lengths. A request that one program has whole goes to out,
+    a piece of a request to part for fused_decode_combine: row 2 * program if it is not the request's first, else
+    2 * program + 1 (a program has at most one of each).
+
+    pool, pool_rope: rows of 256 latent and 32 rope int16 words (two FP8 numbers a word), ROW words apart. Every warp has
+    its own 1 / WARPS of the columns, for the score (partial sums over the warps) and for the value alike: a batched
+    product keeps them apart, so that no warp holds a copy of the query and each tile crosses shared memory once, as
+    FP8. query, query_rope: two numbers an int32 word. Per head the query is scaled by a power of two into the range of
+    float16.
+    """
+    COLUMNS: tl.constexpr = 256 // WARPS
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    # Powers of two that the conversion of the pool's numbers left out.
+    GAIN: tl.constexpr = 1.0 if E5M2 or (ASM and CONVERT) else 256.0
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    program = tl.program_id(0)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    request_ids = tl.arange(0, REQUESTS)
+    ends = tl.load(
+        kv_indptr + 1 + request_ids,
+        mask=request_ids < num_requests,
+        other=2147483647,
+    )
+    total = tl.minimum(tl.load(kv_indptr + num_requests), max_tokens)
+    share = tokens_per_program(total, tl.num_programs(0), TILE)
+    begin = program * share
+    end = tl.minimum(begin + share, total)
+    request = tl.sum((ends <= begin).to(tl.int32), 0)
+
+    warp = tl.arange(0, WARPS)[:, None, None]
+    column = warp * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]
+    column_t = warp * COLUMNS + tl.arange(0, COLUMNS)[None, :, None]
+    # 32 words of rope: 16 for each of two warps (16 is the least that a product takes).
+    rope = warp * 16 + tl.arange(0, 16)[None, None, :]
+    rope_t = warp * 16 + tl.arange(0, 16)[None, :, None]
+    tile = tl.arange(0, TILE)
+    while begin < end:
+        first = tl.load(kv_indptr + request)
+        last = tl.load(kv_indptr + request + 1)
+        stop = tl.minimum(end, last)
+        if begin < stop:
+            # Past the end the last token again: a real row, its weight is 0.
+            next_slot = tl.load(kv_indices + tl.minimum(begin + tile, stop - 1))
+            if WARM:
+                # The rows of the first step are on their way while the query is prepared.
+                line = tl.minimum(tl.arange(0, 8) * 128, 575)
+                address = (pool + next_slot.to(tl.int64) * ROW).to(tl.int64)
+                prefetch_lines(address[:, None] + line[None, :])
+            has_head = (head < num_heads)[None, None, :]
+            words = tl.load(
+                query
+                + request.to(tl.int64) * query_stride
+                + head[None, None, :] * query_head_stride
+                + column_t,
+                mask=has_head,
+                other=0,
+            )
+            even, odd = float_pair(words, HALF)
+            words = tl.load(
+                query_rope
+                + request.to(tl.int64) * rope_stride
+                + head[None, None, :] * rope_head_stride
+                + rope_t,
+                mask=has_head & (warp < 2),
+                other=0,
+            )
+            rope_even, rope_odd = float_pair(words, HALF)
+            largest = tl.maximum(
+                tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 1),
+                tl.max(tl.maximum(tl.abs(rope_even), tl.abs(rope_odd)), 1),
+            )
+            largest = tl.max(largest, 0)
+            # To [2^14, 2^15): 268 = 127 + 127 + 14.
+            exponent = tl.minimum(268 - (largest.to(tl.int32, bitcast=True) >> 23), 254)
+            up = power_of_two(exponent)[None, None, :]
+            even, odd = (even * up).to(tl.float16), (odd * up).to(tl.float16)
+            rope_even, rope_odd = (
+                (rope_even * up).to(tl.float16),
+                (rope_odd * up).to(tl.float16),
+            )
+            # Never 0, since that times the -inf of masked tokens is NaN.
+            gain = tl.maximum(
+                power_of_two(254 - exponent) * (scale * (LOG2_E * GAIN)), 1e-37
+            )
+
+            peak = tl.full((HEADS,), -float("inf"), tl.float32)
+            weight = tl.zeros((TILE, HEADS), tl.float32)
+            value_even = tl.zeros((WARPS, HEADS, COLUMNS), tl.float32)
+            value_odd = tl.zeros((WARPS, HEADS, COLUMNS), tl.float32)
+            for start in range(begin, stop, TILE):
+                slot = next_slot
+                token = start + tile
+                next_slot = tl.load(kv_indices + tl.minimum(token + TILE, stop - 1))
+                if WIDE:
+                    slot = slot.to(tl.int64)
+                row = slot[None, :, None] * ROW
+                latent = tl.load(pool + (row + column))
+                latent_rope = tl.load(pool_rope + (row + rope), mask=warp < 2, other=0)
+                key_even, key_odd = half_pair(latent_rope, E5M2, CONVERT, ASM)
+                score = tl.dot(key_even, rope_even)
+                score = tl.dot(key_odd, rope_odd, acc=score)
+                key_even, key_odd = half_pair(latent, E5M2, CONVERT, ASM)
+                score = tl.dot(key_even, even, acc=score)
+                score = tl.dot(key_odd, odd, acc=score)
+                score = tl.where(
+                    (token < stop)[:, None], tl.sum(score, 0), -float("inf")
+                )
+                new_peak = tl.maximum(peak, tl.max(score, 0) * gain)
+                fade = tl.exp2(peak - new_peak)
+                chance = tl.exp2(score * gain[None, :] - new_peak[None, :])
+                peak = new_peak
+                weight = weight * fade[None, :] + chance
+                chance = tl.broadcast_to(
+                    tl.trans(chance.to(tl.float16))[None, :, :], (WARPS, HEADS, TILE)
+                )
+                value_even = tl.dot(
+                    chance, key_even, acc=value_even * fade[None, :, None]
+                )
+                value_odd = tl.dot(chance, key_odd, acc=value_odd * fade[None, :, None])
+
+            weights = tl.sum(weight, 0)
+            lse = peak + tl.log2(weights)
+            value = (
+                tl.reshape(tl.join(value_even, value_odd), (WARPS, HEADS, 2 * COLUMNS))
+                * (GAIN / weights)[None, :, None]
+            )
+            target = (
+                head[None, :, None] * 512
+                + warp * (2 * COLUMNS)
+                + tl.arange(0, 2 * COLUMNS)[None, None, :]
+            )
+            has_head = (head < num_heads)[None, :, None]
+            if (begin == first) & (stop == last):
+                tl.store(
+                    out + request.to(tl.int64) * (num_heads * 512) + target,
+                    value.to(out.dtype.element_ty),
+                    mask=has_head,
+                )
+                tl.store(
+                    out_lse + request * num_heads + head, lse, mask=head < num_heads
+                )
+            else:
+                piece = 2 * program + (begin == first).to(tl.int32)
+                tl.store(
+                    part + piece.to(tl.int64) * (num_heads * 512) + target,
+                    value.to(part.dtype.element_ty),
+                    mask=has_head,
+                )
+                tl.store(
+                    part_lse + piece * num_heads + head, lse, mask=head < num_heads
+                )
+            begin = stop
+        request += 1
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    if JOIN:
+        wait_for_grid(arrivals)
+        units = num_requests * num_heads * (512 // BLOCK)
+        unit = tl.program_id(1) * tl.num_programs(0) + program
+        while unit < units:
+            combine_pieces(
+                unit,
+                part,
+                part_lse,
+                kv_indptr,
+                out,
+                out_lse,
+                num_requests,
+                max_tokens,
+                num_heads,
+                tl.num_programs(0),
+                TILE,
+                PIECES,
+                BLOCK,
+            )
+            unit += tl.num_programs(0) * tl.num_programs(1)
+
+
+@triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads", "programs"])
+def fused_decode_combine(
+    part,
+    part_lse,
+    kv_indptr,
+    out,
+    out_lse,
+    num_requests,
+    max_tokens,
+    num_heads,
+    programs,
+    TILE: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """combine_pieces of one unit a program."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    combine_pieces(
+        tl.program_id(0),
+        part,
+        part_lse,
+        kv_indptr,
+        out,
+        out_lse,
+        num_requests,
+        max_tokens,
+        num_heads,
+        programs,
+        TILE,
+        PIECES,
+        BLOCK,
+    )
+
+
+class FusedTuning(NamedTuple):
+    """How fused_decode_kernel is built and launched."""
+
+    tile: int  # tokens a step
+    warps: int
+    stages: int  # steps loaded ahead, plus one
+    programs: int  # a multiprocessor
+    warm: bool = False  # prefetch the first step's rows
+    overlap: bool = (
+        False  # launch each kernel while the one before still runs (SM90 and newer)
+    )
+    join: bool = False  # one kernel that waits for its whole grid, instead of two
+
+
+def fused_shared_memory(device):
+    """The bytes of shared memory that a block can have: 99 KB on SM86, SM89, SM120; 227 KB on SM90, SM100."""
+    index = torch.device(device).index
+    if index is None:
+        index = torch.cuda.current_device()
+    driver = triton.runtime.driver.active.utils
+    return driver.get_device_properties(index)["max_shared_mem"]
+
+
+def fused_unfit(pool, dtype, layer, backend, wrapper):
+    """Why fused_attention does not apply to this layer, or '' (checked at every call, host only)."""
+    if wrapper._page_size != 1:
+        return f"the plan has pages of {wrapper._page_size} slots"
+    if (layer.v_head_dim, layer.head_dim) != (512, 576):
+        return f"rows of {layer.v_head_dim} + {layer.head_dim - layer.v_head_dim} values, not 512 + 64"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"a query of {dtype}"
+    if layer.tp_q_head_num > 128:
+        return f"{layer.tp_q_head_num} heads"
+    if backend.skip_prefill and wrapper._use_cuda_graph:
+        return "a replayed draft step reads fewer tokens than its kv_indptr says"
+    return fused_unfit_device(pool.device)
+
+
+@functools.lru_cache(maxsize=None)
+def fused_unfit_device(device):
+    """Why this device cannot run fused_decode_kernel, or ''."""
+    if device.type != "cuda":
+        return ""
+    if torch.version.hip:
+        return "an AMD GPU"
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major < 8:
+        return f"compute capability {properties.major}.{properties.minor}"
+    shared = fused_shared_memory(device)
+    return "" if shared >= 99 * 1024 else f"{shared} bytes of shared memory a block"
+
+
+@functools.lru_cache(maxsize=None)
+def fused_tuning(device):
+    """The tuning for a GPU, by its shared memory."""
+    roomy = fused_shared_memory(device) >= 160 * 1024
+    return FusedTuning(tile=32, warps=4, stages=3, programs=2 if roomy else 1)
+
+
+# The partial results of the splits, of all layers: their size depends on the GPU alone. Captured graphs keep the
+# address.
+fused_parts = {}
+
+
+def fused_part(device, heads, rows):
+    """float16 [rows, heads, 512] and float32 [rows, heads]."""
+    key = (device, heads, rows)
+    if key not in fused_parts:
+        part = torch.empty((rows, heads, 512), dtype=torch.float16, device=device)
+        part_lse = torch.empty((rows, heads), dtype=torch.float32, device=device)
+        arrivals = torch.zeros(1, dtype=torch.int32, device=device)
+        fused_parts[key] = (part, part_lse, arrivals)
+        _mlapatch_logger.info(
+            "mlapatch: %d bytes for the partial results of fused-decode, shared by all layers",
+            part.numel() * 2 + part_lse.numel() * 4,
+        )
+    return fused_parts[key]
+
+
+def fused_attention(
+    query,
+    query_rope,
+    latent,
+    latent_rope,
+    kv_indices,
+    kv_indptr,
+    num_requests,
+    scale,
+    out,
+    tuning=None,
+):
+    """Decode attention over FP8 slots: out [requests, heads, 512] and the base-2 log-sum-exp [requests, heads].
+
+    query: [requests, heads, 512], query_rope: [requests, heads, 64], bfloat16 or float16; latent: [slots, 1, 512],
+    latent_rope: [slots, 1, 64], e4m3 or e5m2, parts of the same rows, of which only the slots
+    kv_indices[:kv_indptr[num_requests]] are read. Rows of out from num_requests on are left alone. Every size is fixed
+    by the shapes: no wait for the device.
+    """
+    heads = query.shape[1]
+    out_lse = torch.empty(
+        (query.shape[0], heads), dtype=torch.float32, device=out.device
+    )
+    if num_requests == 0:
+        return out_lse
+    device = latent.device
+    interpreted = device.type != "cuda"
+    if interpreted:
+        tuning = tuning or FusedTuning(tile=16, warps=4, stages=1, programs=2)
+        processors, capability = 2, (0, 0)
+    else:
+        tuning = tuning or fused_tuning(device)
+        properties = torch.cuda.get_device_properties(device)
+        processors = properties.multi_processor_count
+        capability = (properties.major, properties.minor)
+    # Triton's interpreter cuts bfloat16 off where a GPU rounds.
+    target = torch.empty(out.shape, device=device) if interpreted else out
+    block = 8 if heads <= 8 else 16
+    blocks = -(-heads // block)
+    programs = max(1, processors * tuning.programs // blocks)
+    part, part_lse, arrivals = fused_part(device, heads, 2 * programs)
+    words = query.view(torch.int32)
+    rope_words = query_rope.view(torch.int32)
+    latent_words = latent.view(torch.int16)
+    row = latent_words.stride(0)
+    # The pieces of a request that a batch of equal lengths gives, in one step or few.
+    pieces = min(max(8, 1 << (programs // num_requests).bit_length()), 256)
+    columns = min(4096 // pieces, 512)
+    fused_decode_kernel[(programs, blocks)](
+        words,
+        rope_words,
+        latent_words,
+        latent_rope.view(torch.int16),
+        kv_indices,
+        kv_indptr,
+        part,
+        part_lse,
+        target,
+        out_lse,
+        arrivals,
+        num_requests,
+        kv_indices.numel(),
+        heads,
+        scale,
+        words.stride(0),
+        words.stride(1),
+        rope_words.stride(0),
+        rope_words.stride(1),
+        ROW=row,
+        TILE=tuning.tile,
+        WARPS=tuning.warps,
+        HEADS=block,
+        REQUESTS=max(32, 1 << (num_requests - 1).bit_length()),
+        WIDE=latent.shape[0] * row >= 2**31,
+        E5M2=latent.dtype == torch.float8_e5m2,
+        HALF=query.dtype == torch.float16,
+        CONVERT=capability >= (8, 9),
+        ASM=not interpreted,
+        WARM=tuning.warm,
+        OVERLAP=tuning.overlap,
+        JOIN=tuning.join,
+        PIECES=pieces,
+        BLOCK=columns,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
+        **({"launch_pdl": True} if tuning.overlap else {}),
+        **({"launch_cooperative_grid": True} if tuning.join else {}),
+    )
+    if tuning.join:
+        return out_lse
+    fused_decode_combine[(num_requests * heads * (512 // columns),)](
+        part,
+        part_lse,
+        kv_indptr,
+        target,
+        out_lse,
+        num_requests,
+        kv_indices.numel(),
+        heads,
+        programs,
+        TILE=tuning.tile,
+        PIECES=pieces,
+        BLOCK=columns,
+        OVERLAP=tuning.overlap,
+        num_warps=4,
+        **({"launch_pdl": True} if tuning.overlap else {}),
+    )
+    if interpreted:
+        out[:num_requests].copy_(target[:num_requests])
+    return out_lse
+
+
+_fused_unfits_logged = set()
+
+
+def fused_decode_pool(pool, dtype, layer, backend, wrapper):
+    """The layer's KV pool for fused_decode_run: as it is where the kernel reads it, else cast as active-cast does."""
+    if pool.dtype == dtype:
+        return pool
+    if not stock_cast_needed(backend, wrapper, pool, layer):
+        reason = fused_unfit(pool, dtype, layer, backend, wrapper)
+        if not reason:
+            return pool
+        if reason not in _fused_unfits_logged:
+            _fused_unfits_logged.add(reason)
+            _mlapatch_logger.warning(
+                "mlapatch: fused-decode casts the active slots, as active-cast does: %s",
+                reason,
+            )
+    return active_cast(pool, dtype, layer, backend, wrapper, decode=True)
+
+
+def fused_decode_run(
+    wrapper,
+    backend,
+    q_nope,
+    q_pe,
+    ckv_cache,
+    kpe_cache,
+    out=None,
+    return_lse=False,
+    **options,
+):
+    """wrapper.run on what fused_decode_pool returned: fused_attention where that is the FP8 pool."""
+    if ckv_cache.dtype == q_nope.dtype:
+        return wrapper.run(
+            q_nope,
+            q_pe,
+            ckv_cache,
+            kpe_cache,
+            out=out,
+            return_lse=return_lse,
+            **options,
+        )
+    if out is None or not out.is_contiguous():
+        out = torch.empty(q_nope.shape, dtype=q_nope.dtype, device=q_nope.device)
+    lse = fused_attention(
+        q_nope,
+        q_pe,
+        ckv_cache,
+        kpe_cache,
+        wrapper._kv_indices_buf,
+        live_kv_indptr(backend, wrapper, decode=True),
+        wrapper._kv_indptr_buf.numel() - 1,
+        wrapper._sm_scale,
+        out,
+    )
+    return (out, lse) if return_lse else out
