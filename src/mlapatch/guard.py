@@ -44,6 +44,10 @@ class GuardedFile:
         return self.state in (State.UNTOUCHED, State.UNEDITED)
 
 
+SHOWN = 6
+"""Files that one line names."""
+
+
 @dataclass(frozen=True)
 class GuardReport:
     """Every file that the baseline names or that has a local edit; what it all comes to.
@@ -66,7 +70,9 @@ class GuardReport:
     @property
     def text(self) -> str:
         """One line for people."""
-        wrong = ", ".join(f"{file.path} ({file.state})" for file in self.files if not file.fine)
+        named = [f"{file.path} ({file.state})" for file in self.files if not file.fine]
+        more = f", and {len(named) - SHOWN} more (mlapatch guard check)" if len(named) > SHOWN else ""
+        wrong = ", ".join(named[:SHOWN]) + more
         if self.state == "violated":
             return f"violated: {wrong or self.trouble}"
         if self.state == "clean":

@@ -18,7 +18,7 @@ from mlapatch.commands.revert import revert
 from mlapatch.commands.status import status
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.guard import guard_state, preflight
+from mlapatch.guard import GuardedFile, GuardReport, State, guard_state, preflight
 from mlapatch.install.target import find_target
 from tests.conftest import TreeFactory
 from tests.corpus import Corpus
@@ -374,3 +374,11 @@ def launched(tree: Tree, *options: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "mlapatch", "launch", *options, "--sglang", str(tree.package), "--command", "--"]
     done = subprocess.run([*command, *server], capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, done.stdout + done.stderr
+
+
+def test_one_line_names_a_few_files_and_counts_the_rest() -> None:
+    files = tuple(GuardedFile(f"srt/file{number}.py", State.NEW, "an edit", "") for number in range(300))
+    text = GuardReport("unrecorded", has_local_edits=True, files=files).text
+    assert "srt/file5.py (new)" in text
+    assert "srt/file6.py" not in text
+    assert "and 294 more (mlapatch guard check)" in text
