@@ -159,3 +159,17 @@ def test_the_file_is_edited_between_two_applies(site: SiteFactory) -> None:
     here.edit(FILL, "        return 1  # at least\n")
     here.ok("revert", *FROM)
     assert here.bytes.decode() == original.replace(FILL, "        return 1  # at least\n", 1)
+
+
+def test_a_patched_file_that_was_broken_by_hand(site: SiteFactory) -> None:
+    """Nothing can be told from its structure, so the state is believed and nothing is forgotten."""
+    here = site("0.5.9")
+    before = here.bytes
+    here.ok("apply", "gather-cast")
+    here.backend.write_bytes(here.bytes + b"\ndef broken(:\n")
+    status = here.ok("status", "--json")
+    assert status.verdicts["gather-cast"] == "drifted"
+    assert "not Python" in status.reason("gather-cast")
+    here.ok("revert")
+    # The end of the file is where the patch's log line was: the user's line stays, and the patch is out.
+    assert here.bytes == before + b"\ndef broken(:\n"

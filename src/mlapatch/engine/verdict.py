@@ -57,11 +57,11 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
 
 @lru_cache(maxsize=32)
 def presence(source: bytes, patch: Patch, version: Version | None) -> Judgement | None:
-    """Applied or edited, or None where nothing of the patch is in the file (or the file is not Python)."""
+    """Applied or edited, or None where nothing of the patch is in the file; drifted where that cannot be told."""
     try:
         return _presence(tree.parse(source), patch, version)
-    except tree.Unreadable:
-        return None
+    except tree.Unreadable as error:
+        return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target}: {error}")
 
 
 @lru_cache(maxsize=8)  # a command proves its result before it takes the lock, and again with the lock
