@@ -1,8 +1,8 @@
 """A wrong edit is never made: every perturbation of the real files, every patch.
 
-The oracles use Python's `ast` and `symtable` only. By default two files are perturbed, the release of the original
-report and the newest; `MLAPATCH_PERTURB=all` perturbs one file for each distinct content on the index
-(`MLAPATCH_PERTURB=0.5.1.post1,0.5.16` those).
+The oracles use Python's `ast` and `symtable` only. By default the newest release's files are perturbed;
+`MLAPATCH_PERTURB=all` perturbs one file for each distinct content on the index (`MLAPATCH_PERTURB=0.5.1.post1,0.5.9`
+those), which takes an hour.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.corpus import ALL_CONTENTS, BACKEND, RUNNER, Corpus, cache_root
 if TYPE_CHECKING:
     from mlapatch.engine.patch import Patch
 
-CHOSEN = os.environ.get("MLAPATCH_PERTURB", "0.5.9,0.5.23")
+CHOSEN = os.environ.get("MLAPATCH_PERTURB", "0.5.23")
 VERSIONS = ALL_CONTENTS if CHOSEN == "all" else tuple(CHOSEN.split(","))
 ALL_PATCHES = tuple(load_catalogue().patches.values())
 PATCHES = [patch for patch in ALL_PATCHES if f"sglang/{patch.target}" == BACKEND]
@@ -97,10 +97,10 @@ def test_never_a_wrong_edit(version: str, path: str, perturbation: Perturbation)
     for patch in ALL_PATCHES:
         if f"sglang/{patch.target}" != path or not patch.supports(release):
             continue
-        verdict = judge(before, patch, release)
+        result = apply(before, patch, release)
+        verdict = judge(before, patch, release, prove=isinstance(result, Judgement))
         allowed = perturbation.allowed if concerned(patch, perturbation, release) else FITS
         assert str(verdict.verdict) in allowed, f"{patch.name}: {verdict}"
-        result = apply(before, patch, release)
         if isinstance(result, Judgement):
             assert result.verdict is verdict.verdict
             assert result.reason
