@@ -46,12 +46,14 @@ class Source:
         return start + len(whole.encode()[:column].decode())
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Offsets of a node."""
+        """Offsets of a node, the decorators of a definition included."""
         if not isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
             raise TypeError(node)
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
-        return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
+        decorators = getattr(node, "decorator_list", [])
+        line, column = (decorators[0].lineno, node.col_offset) if decorators else (node.lineno, node.col_offset)
+        return self.at(line, column), self.at(node.end_lineno, node.end_col_offset)
 
     def of(self, node: ast.AST) -> str:
         start, end = self.span(node)

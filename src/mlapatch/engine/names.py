@@ -6,10 +6,12 @@ import ast
 import builtins
 import symtable
 from collections.abc import Iterator
+from functools import lru_cache
 
 _ALWAYS = frozenset(dir(builtins)) | {"__file__", "__name__", "__annotations__", "__conditional_annotations__"}
 
 
+@lru_cache(maxsize=4)
 def unbound(source: bytes) -> frozenset[str]:
     """The names that some scope looks up in the module and that neither the module nor builtins has.
 

@@ -32,7 +32,7 @@ Applied: TypeAlias = Fits | Judgement
 def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool = True) -> Judgement:
     """What this patch is to this file, by structure alone: applied, applicable, superseded, drifted, ambiguous,
     edited or unsupported (by version). `lost`, `conflicts` and the machine's limits need more than one file.
-    Without `prove` the edits and postconditions are tried, but the outcome is not printed, parsed and compiled.
+    Without `prove` the edits and postconditions are tried, but the outcome is not printed and compiled.
     """
     try:
         module = tree.parse(source)
@@ -46,11 +46,10 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
     edited = _edited(source, module, patch, version)
     if isinstance(edited, Judgement):
         return edited
-    if prove:
-        outcome: Applied | Judgement | None = _proven(source, edited, patch, version)
-    else:
-        outcome = _postconditions(edited.module, patch, version, quick=True)
-    if isinstance(outcome, Judgement):
+    if prove and (trouble := _not_code(source, edited.module.bytes, patch)):
+        return trouble
+    outcome = _postconditions(edited.module, patch, version, quick=not prove)
+    if outcome is not None:
         return outcome
     return Judgement(patch.name, Verdict.APPLICABLE, "every edit fits", next=f"mlapatch apply {patch.name}")
 
@@ -87,21 +86,30 @@ def _edited(source: bytes, module: cst.Module, patch: Patch, version: Version | 
 
 
 def _proven(source: bytes, edited: Patched, patch: Patch, version: Version | None) -> Applied:
+    """What is about to be written, taken from its bytes: they compile, and what they parse to has everything."""
     result = edited.module.bytes
+    if trouble := _not_code(source, result, patch):
+        return trouble
     try:
         again = tree.parse(result)
-        check_compiles(result, patch.target)
-    except (tree.Unreadable, SyntaxError, ValueError) as error:
-        return Judgement(patch.name, Verdict.DRIFTED, f"the patched {patch.target} would not compile: {error}")
-    if new := unbound(result) - unbound(source):  # upstream renamed a local or parameter that the patch names
-        names = ", ".join(sorted(new))
-        return Judgement(
-            patch.name,
-            Verdict.DRIFTED,
-            f"{patch.target}: the edits use {names}, which nothing binds there",
-            found=names,
-        )
+    except tree.Unreadable as error:
+        return Judgement(patch.name, Verdict.DRIFTED, f"the patched {patch.target} would not parse: {error}")
     return _postconditions(again, patch, version) or Fits(result)
+
+
+def _not_code(source: bytes, result: bytes, patch: Patch) -> Judgement | None:
+    """Why the edited file is no code that runs: it does not compile, or uses names that nothing binds."""
+    try:
+        check_compiles(result, patch.target)
+        new = unbound(result) - unbound(source)  # upstream renamed a local or parameter that the patch names
+    except (SyntaxError, ValueError) as error:
+        return Judgement(patch.name, Verdict.DRIFTED, f"the patched {patch.target} would not compile: {error}")
+    if not new:
+        return None
+    names = ", ".join(sorted(new))
+    return Judgement(
+        patch.name, Verdict.DRIFTED, f"{patch.target}: the edits use {names}, which nothing binds there", found=names
+    )
 
 
 def _postconditions(
@@ -246,5 +254,6 @@ def _is_superseded(module: cst.Module, patch: Patch) -> bool:
             return False
         if any(count_matches(module, fix.scope, pattern) for pattern in fix.absent):
             return False
-    gone = [count_matches(module, post.scope, post.absent) for post in patch.posts if post.absent]
+    left = [] if any(fix.absent for fix in patch.superseded) else [post for post in patch.posts if post.absent]
+    gone = [count_matches(module, post.scope, post.absent) for post in left]
     return all(count == 0 for count in gone)
