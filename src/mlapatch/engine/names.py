@@ -22,7 +22,7 @@ def unbound(source: bytes) -> frozenset[str]:
         s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()
     }
     missing = frozenset(_looked_up(top, known | _declared_global(top)))
-    return missing - frozenset(_asked_for(source)) if missing else missing
+    return missing - frozenset(_asked_for(source)) if missing and b"globals()" in source else missing
 
 
 def _looked_up(table: symtable.SymbolTable, known: frozenset[str]) -> Iterator[str]:

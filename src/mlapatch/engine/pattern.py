@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import libcst as cst
 import libcst.matchers as m
@@ -192,13 +192,23 @@ def fill_expression(template: str, bindings: Bindings, config: cst.PartialParser
     return cast("cst.BaseExpression", _filled(node, bindings))
 
 
+@lru_cache(maxsize=64)
+def _parsed_code(source: str, indent: str, newline: str) -> cst.Module:
+    """Snippets are the same for every file; their nodes are immutable."""
+    return cst.parse_module(
+        source, cst.PartialParserConfig(default_indent=indent, default_newline=cast("Any", newline))
+    )
+
+
 def fill_statements(
     code: str, bindings: Bindings, config: cst.PartialParserConfig
 ) -> tuple[list[cst.BaseStatement], list[cst.EmptyLine]]:
     """The code as statements with their holes filled, and the comment lines after the last one."""
     source = with_stand_ins(code)[0] if bindings else code
     try:
-        module = cst.parse_module(source, config)
+        module = _parsed_code(source, str(config.default_indent), str(config.default_newline))
+        if not bindings and len(module.body) == 1:  # may be inserted at several places, and nodes are told by identity
+            module = module.deep_clone()
     except cst.ParserSyntaxError as error:
         raise PatternError(f"the inserted code is not Python: {error}") from None
     if not module.body:

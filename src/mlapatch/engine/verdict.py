@@ -36,7 +36,7 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
     """
     try:
         module = tree.parse(source)
-        if prove:
+        if prove and (b"\r" in source or b"\f" in source):  # else known to be exact; `apply` looks at every file
             tree.check_exact(module, source)
     except tree.Unreadable as error:
         return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target}: {error}")
@@ -48,7 +48,7 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
         return edited
     if prove and (trouble := _not_code(source, edited.module.bytes, patch)):
         return trouble
-    outcome = _postconditions(edited.module, patch, version, quick=not prove)
+    outcome = _postconditions(edited.module, patch, version, quick=True)
     if outcome is not None:
         return outcome
     return Judgement(patch.name, Verdict.APPLICABLE, "every edit fits", next=f"mlapatch apply {patch.name}")
