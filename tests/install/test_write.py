@@ -141,7 +141,7 @@ mlapatch.cli._register()
 # Load all there is to load while this interpreter's own folder can be read.
 CliRunner().invoke(mlapatch.cli.app, ["diff", "gather-cast", *sys.argv[-2:]])
 CliRunner().invoke(mlapatch.cli.app, ["apply", "absent", *sys.argv[-2:]])
-import mlapatch.commands.apply, mlapatch.commands.revert, mlapatch.commands.status
+import filelock, importlib.metadata, mlapatch.commands.apply, mlapatch.commands.revert, mlapatch.commands.status
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 mlapatch.cli.main()
 """
@@ -160,6 +160,13 @@ def open_to_all(folder: Path) -> None:
     for path in [folder, *folder.parents]:
         if stat.S_IMODE(path.stat().st_mode) & 0o055 != 0o055:
             path.chmod(path.stat().st_mode | 0o055)
+
+
+def test_others_can_read_the_state(here: Site) -> None:
+    here.ok("apply", "gather-cast")
+    kept = [path for path in (here.folder / ".mlapatch").rglob("*") if path.is_file()]
+    assert {path.name for path in kept} >= {"journal.json", ".gitignore"}
+    assert [path for path in kept if not path.stat().st_mode & stat.S_IROTH and path.name != "lock"] == []
 
 
 @ROOT_ONLY

@@ -159,9 +159,12 @@ def test_usage_errors(tmp_path: Path, model: Path) -> None:
     assert "PYTHON" in missing.stderr
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
 def test_shellcheck() -> None:
-    done = subprocess.run(["shellcheck", str(SCRIPT)], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(SHELLCHECK), str(SCRIPT)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 

@@ -52,11 +52,10 @@ def write_atomically(path: Path, data: bytes, *, like: os.stat_result | None = N
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            if like is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
-                if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
-                    with contextlib.suppress(PermissionError):
-                        os.fchown(file.fileno(), like.st_uid, like.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode) if like is not None else _new_file_mode())
+            if like is not None and (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
+                with contextlib.suppress(PermissionError):
+                    os.fchown(file.fileno(), like.st_uid, like.st_gid)
             os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:
@@ -64,6 +63,13 @@ def write_atomically(path: Path, data: bytes, *, like: os.stat_result | None = N
             Path(name).unlink()
         raise
     sync_folder(path.parent)
+
+
+def _new_file_mode() -> int:
+    """As `open` would make it (mkstemp's files are private): whoever runs the server must be able to read the state."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def sync_folder(folder: Path) -> None:
