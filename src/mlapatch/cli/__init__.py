@@ -34,7 +34,11 @@ def run(verb: Callable[[], Outcome], *, as_json: bool = False) -> None:
     except MlapatchError as error:
         emit_error(error, as_json=as_json)
         raise typer.Exit(int(error.exit)) from None
-    emit(outcome, as_json=as_json)
+    try:
+        emit(outcome, as_json=as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `mlapatch status | head -1`: what was asked is done, whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(int(outcome.exit))
 
 

@@ -99,8 +99,8 @@ def _advice(found: list[Answer], fp8: bool, dsa: bool) -> list[str]:
         lines.append(f"No patch is needed with --attention-backend {' or '.join(ways)}: it reads FP8 in its kernel.")
     if "triton" in ways:
         lines.append(
-            "What triton costs: on an H200 (SGLang 0.5.15.post1, GLM-5 shape, 512 to 65,536 tokens) 5.9 to 12.3 ms a "
-            "token, where flashinfer with active-cast took 5.2 to 11.2 and stock flashinfer 70 to 74."
+            "What triton costs: on an H200 (SGLang 0.5.15.post1, GLM-5 shape, 512 to 65,536 tokens) 5.8 to 12.3 ms a "
+            "token, where flashinfer with active-cast took 5.3 to 11.2 and stock flashinfer 71 to 75."
         )
     if "flashmla" in ways:
         lines.append("What flashmla costs: about 0.4 ms a step for its unfused FP8 write (sgl-project/sglang#35291).")

@@ -55,7 +55,7 @@ def find(name: str) -> Gpu:
             Exit.USAGE,
             f"no GPU is called {name!r}",
             expected=", ".join(GPUS),
-            next="mlapatch estimate --bandwidth TB/S --memory GB, for any other GPU",
+            next="--sm NN names any other GPU by its compute capability; for estimate, --bandwidth TB/S --memory GB",
         )
     return found
 
