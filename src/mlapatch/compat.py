@@ -179,6 +179,10 @@ def _computed(
         try:
             for future in as_completed(futures):
                 yield from zip(futures[future], future.result(), strict=True)
+        except BaseException:  # Ctrl-C: what is judged is kept, what is queued is not waited for
+            for worker in list(pool._processes.values()):
+                worker.terminate()
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

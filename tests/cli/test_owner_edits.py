@@ -84,10 +84,10 @@ def test_a_conflict_shows_both_sides_and_changes_nothing(site: SiteFactory) -> N
     done = here("revert", *FROM)
     assert "lines inside the edits of active-cast were changed by hand; nothing was written" in done.err
     assert "found: 2 conflict(s)" in done.err
-    yours, mine = done.err.split("<<<<<<< your file\n")[2].split(">>>>>>> mlapatch\n")[0].split("=======\n")
+    yours, mine = done.err.split("<<<<<<< your file, from line ")[2].split(">>>>>>> mlapatch")[0].split("=======\n")
     assert "k_buffer = 1.0 * active_cast(" in yours
     assert "k_buffer = forward_batch.token_to_kv_pool.get_key_buffer(" in mine
-    assert "next: make those lines either yours or the patch's" in done.err
+    assert "next: undo what stands under 'your file' at those lines" in done.err
     here.edit("k_buffer = 1.0 * active_cast(", "k_buffer = active_cast(")
     here.edit("self.other_reason = stock", "self.stock_cast_reason = stock")
     here.ok("revert", *FROM)

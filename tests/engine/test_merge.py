@@ -34,9 +34,21 @@ def test_conflict(yours: bytes) -> None:
     found = merge(BASE, yours, OURS)
     assert isinstance(found, Conflict)
     assert found.count == 1
-    assert found.text.startswith("<<<<<<< your file\n")
+    assert found.text.startswith("<<<<<<< your file, from line ")
     assert yours.splitlines()[1].decode() in found.text
-    assert found.text.endswith(">>>>>>> mlapatch\n")
+    assert found.text.endswith(">>>>>>> mlapatch")
+
+
+def test_a_conflict_names_the_changed_line_and_cuts_a_long_side() -> None:
+    block = [b"line %d\n" % number for number in range(300)]
+    patched = b"".join([b"a\n", *block, b"z\n"])
+    yours = patched.replace(b"line 150\n", b"line 150  # mine\n")
+    found = merge(patched, yours, b"a\nz\n")
+    assert isinstance(found, Conflict)
+    lines = found.text.splitlines()
+    assert "+ 152: line 150  # mine" in lines
+    assert "  ... 288 more lines ..." in lines
+    assert len(lines) < 30
 
 
 def test_two_insertions_at_one_place_are_a_conflict() -> None:

@@ -34,6 +34,9 @@ def run(verb: Callable[[], Outcome], *, as_json: bool = False) -> None:
     except MlapatchError as error:
         emit_error(error, as_json=as_json)
         raise typer.Exit(int(error.exit)) from None
+    except KeyboardInterrupt:
+        print("\ninterrupted; what was finished is kept", file=sys.stderr)
+        raise typer.Exit(int(Exit.INTERRUPTED)) from None
     try:
         emit(outcome, as_json=as_json)
         sys.stdout.flush()

@@ -101,7 +101,8 @@ def _not_code(source: bytes, result: bytes, patch: Patch) -> Judgement | None:
     """Why the edited file is no code that runs: it does not compile, or uses names that nothing binds."""
     try:
         check_compiles(result, patch.target)
-        new = unbound(result) - unbound(source)  # upstream renamed a local or parameter that the patch names
+        new = unbound(result)  # upstream renamed a local or parameter that the patch names
+        new = new and new - unbound(source)
     except (SyntaxError, ValueError) as error:
         return Judgement(patch.name, Verdict.DRIFTED, f"the patched {patch.target} would not compile: {error}")
     if not new:
@@ -151,7 +152,7 @@ def _presence(module: cst.Module, patch: Patch, version: Version | None, *, quic
         f"code inside the patch's own edits was changed: in {scope}, {what}{more}",
         scope=scope,
         found=what,
-        next=f"restore those lines, or mlapatch revert {patch.name}",
+        next=f"take your change out of the patch's lines (mlapatch revert {patch.name} shows it), then run it again",
         traces=traces,
         troubles=len(trouble),
     )

@@ -92,9 +92,11 @@ def fetch(
 ) -> dict[Version, ReleaseFiles | MlapatchError]:
     """The files of many releases, a few downloads at once; a release that cannot be had is an error in its place.
 
-    An interruption stops the downloads; what is complete is kept.
+    An interruption stops the downloads; what is complete is kept. Two releases for which the index cannot be reached
+    (pip tried each several times) answer for all that would need it.
     """
     stop = threading.Event()
+    unreached: list[MlapatchError] = []
 
     def watched(label: str, done: int, total: int | None) -> None:
         if stop.is_set():
@@ -104,8 +106,12 @@ def fetch(
 
     def one(version: Version) -> ReleaseFiles | MlapatchError:
         try:
+            if len(unreached) > 1 and not store.has(version, paths):
+                return unreached[0]
             return store.files(version, paths, progress=watched)
         except MlapatchError as error:
+            if error.what.endswith("the package index cannot be reached"):
+                unreached.append(error)
             return error
 
     found: dict[Version, ReleaseFiles | MlapatchError] = {}
