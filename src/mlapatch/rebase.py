@@ -68,7 +68,7 @@ def unpatched(found: Assessment, file: File) -> Unpatched:
             expected="changes outside the patch's own lines (they are kept)",
             found=f"{merged.count} conflict(s)",
             detail=merged.text,
-            next="undo what stands under 'your file' at those lines, run the same command again, and make your change anew",
+            next="undo what stands under 'your file' at those lines, run the same command again, redo your change",
         )
     for patch in present.values():
         left = presence(merged.source, patch, found.target.version)
