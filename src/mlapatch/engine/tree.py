@@ -46,6 +46,21 @@ def check_exact(module: cst.Module, source: bytes) -> None:
         raise Unreadable("the file has line endings or form feeds that the parser would change")
 
 
+@lru_cache(maxsize=2048)
+def _code(part: cst.BaseStatement | cst.EmptyLine, indent: str, newline: str) -> str:
+    """One top-level part as text; nodes are immutable and told by identity, so variants of a file share most of it."""
+    return cst.Module([], default_indent=indent, default_newline=newline).code_for_node(part)
+
+
+def printed(module: cst.Module) -> bytes:
+    """`module.bytes`, where what another variant of the file has printed before is not printed again."""
+    parts = (*module.header, *module.body, *module.footer)
+    text = "".join(_code(part, module.default_indent, module.default_newline) for part in parts)
+    if not module.has_trailing_newline or not text:
+        return module.bytes
+    return text.encode(module.encoding)
+
+
 def statements(scope: Scope) -> Sequence[cst.BaseStatement]:
     """The statements of a scope's own body."""
     if isinstance(scope, cst.Module):

@@ -46,7 +46,7 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
     edited = _edited(source, module, patch, version)
     if isinstance(edited, Judgement):
         return edited
-    if prove and (trouble := _not_code(source, edited.module.bytes, patch)):
+    if prove and (trouble := _not_code(source, tree.printed(edited.module), patch)):
         return trouble
     outcome = _postconditions(edited.module, patch, version, quick=True)
     if outcome is not None:
