@@ -6,14 +6,12 @@ import ast
 import builtins
 import symtable
 from collections.abc import Iterator
-from functools import lru_cache
 
 _ALWAYS = frozenset(dir(builtins)) | {"__file__", "__name__", "__annotations__", "__conditional_annotations__"}
 
 
-@lru_cache(maxsize=4)
-def unbound(source: bytes) -> frozenset[str]:
-    """The names that some scope looks up in the module and that neither the module nor builtins has.
+def unbound(source: bytes, among: frozenset[str] | None = None) -> frozenset[str]:
+    """The names (of `among`, if given) that some scope looks up in the module and neither it nor builtins has.
 
     A name that the code first asks for by `"name" in globals()` does not count. Raises SyntaxError.
     """
@@ -21,17 +19,26 @@ def unbound(source: bytes) -> frozenset[str]:
     known = _ALWAYS | {
         s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()
     }
-    missing = frozenset(_looked_up(top, known | _declared_global(top)))
+    wanted = (frozenset(_identifiers(top)) if among is None else among) - known
+    missing = frozenset(_looked_up(top, wanted))
+    if missing:
+        missing -= _declared_global(top)
     return missing - frozenset(_asked_for(source)) if missing and b"globals()" in source else missing
 
 
-def _looked_up(table: symtable.SymbolTable, known: frozenset[str]) -> Iterator[str]:
-    for symbol in table.get_symbols():
-        in_module = symbol.is_global() or table.get_type() == "module"
-        if in_module and symbol.is_referenced() and symbol.get_name() not in known:
-            yield symbol.get_name()
+def _identifiers(table: symtable.SymbolTable) -> Iterator[str]:
+    yield from table.get_identifiers()
     for child in table.get_children():
-        yield from _looked_up(child, known)
+        yield from _identifiers(child)
+
+
+def _looked_up(table: symtable.SymbolTable, wanted: frozenset[str]) -> Iterator[str]:
+    for name in wanted.intersection(table.get_identifiers()):
+        symbol = table.lookup(name)
+        if (symbol.is_global() or table.get_type() == "module") and symbol.is_referenced():
+            yield name
+    for child in table.get_children():
+        yield from _looked_up(child, wanted)
 
 
 def _declared_global(table: symtable.SymbolTable) -> frozenset[str]:

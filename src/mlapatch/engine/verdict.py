@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -101,8 +102,8 @@ def _not_code(source: bytes, result: bytes, patch: Patch) -> Judgement | None:
     """Why the edited file is no code that runs: it does not compile, or uses names that nothing binds."""
     try:
         check_compiles(result, patch.target)
-        new = unbound(result)  # upstream renamed a local or parameter that the patch names
-        new = new and new - unbound(source)
+        new = unbound(result, _names(patch))  # upstream renamed a local or parameter that the patch names
+        new = new and new - unbound(source, new)
     except (SyntaxError, ValueError) as error:
         return Judgement(patch.name, Verdict.DRIFTED, f"the patched {patch.target} would not compile: {error}")
     if not new:
@@ -111,6 +112,12 @@ def _not_code(source: bytes, result: bytes, patch: Patch) -> Judgement | None:
     return Judgement(
         patch.name, Verdict.DRIFTED, f"{patch.target}: the edits use {names}, which nothing binds there", found=names
     )
+
+
+def _names(patch: Patch) -> frozenset[str]:
+    """Every name that the edits can bring; what holes stand for stays in its own scope."""
+    texts = (text for edit in patch.edits for text in (edit.code, edit.replace))
+    return frozenset(name for text in texts for name in re.findall(r"[^\W\d]\w*", text))
 
 
 def _postconditions(
