@@ -12,6 +12,9 @@ export PYTHONPATH=$here/src:$site:/tmp/extra:/tmp/site:/tmp/site/nvidia_cutlass_
 export FLASHINFER_DISABLE_VERSION_CHECK=1 HF_HUB_OFFLINE=1 MLAPATCH_SGLANG=$site
 cd /tmp || exit 1
 python3 -m mlapatch apply active-cast
+# The payload leaves tests and other parts of the wheel out: that is an edit like any other, so it is recorded as known.
+PIP_RETRIES=0 PIP_TIMEOUT=2 python3 -m mlapatch guard record > "$out/guard_record.txt" 2>&1
+echo "guard record exited $?"
 common=(python3 -m sglang.launch_server --model-path /tmp/model-tok --load-format dummy --attention-backend flashinfer
   --kv-cache-dtype fp8_e4m3 --max-total-tokens 495552 --grammar-backend none --sampling-backend pytorch --host 127.0.0.1
   --cuda-graph-max-bs 16 --context-length 200000)

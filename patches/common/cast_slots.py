@@ -68,18 +68,23 @@ def cast_slots_kernel(
             there = listed & (request >= 2) & (position < begin_1 - begin_2)
             peer = tl.load(kv_indices + begin_2 + position, mask=there, other=-1)
             live &= peer != page
-        slot = tl.where(listed, page * PAGE + row % PAGE, row).to(tl.int64)
-        target = (begin * PAGE + row).to(tl.int64) if COMPACT else slot
-        source = pool + slot[:, None] * pool_stride
-        destination = out + target[:, None] * out_stride
-        mask = live[:, None] & (main[None, :] < MAIN)
-        values = tl.load(source + main[None, :], mask=mask)
-        values = widen_fp8(values, BITS).to(out.dtype.element_ty)
-        tl.store(destination + main[None, :], values, mask=mask)
-        mask = live[:, None] & (rest[None, :] < REST)
-        values = tl.load(source + MAIN + rest[None, :], mask=mask)
-        values = widen_fp8(values, BITS).to(out.dtype.element_ty)
-        tl.store(destination + MAIN + rest[None, :], values, mask=mask)
+        # A tile without a live row must not convert anything: conversions are the limit.
+        alive = 1
+        if PEERS:
+            alive = tl.max(live.to(tl.int32), axis=0)
+        if alive > 0:
+            slot = tl.where(listed, page * PAGE + row % PAGE, row).to(tl.int64)
+            target = (begin * PAGE + row).to(tl.int64) if COMPACT else slot
+            source = pool + slot[:, None] * pool_stride
+            destination = out + target[:, None] * out_stride
+            mask = live[:, None] & (main[None, :] < MAIN)
+            values = tl.load(source + main[None, :], mask=mask)
+            values = widen_fp8(values, BITS).to(out.dtype.element_ty)
+            tl.store(destination + main[None, :], values, mask=mask)
+            mask = live[:, None] & (rest[None, :] < REST)
+            values = tl.load(source + MAIN + rest[None, :], mask=mask)
+            values = widen_fp8(values, BITS).to(out.dtype.element_ty)
+            tl.store(destination + MAIN + rest[None, :], values, mask=mask)
 
 
 @triton.jit
@@ -139,7 +144,7 @@ def cast_slots(pool, out, wrapper, kv_indices, kv_indptr, compact):
         MAIN=main,
         REST=width - main,
         BLOCK_REST=1 << (width - main - 1).bit_length(),
-        ROWS=32 if requests > 1 else 8,
+        ROWS=16 if requests > 1 else 8,
         num_warps=8,
     )
     return out
