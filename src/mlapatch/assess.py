@@ -114,11 +114,17 @@ class Assessment:
 
     @property
     def digest(self) -> str:
-        """Equal on nodes with the same SGLang, the same bytes in every target and the same patches applied."""
-        lines = [f"sglang {self.target.version}"]
-        lines += [f"{file.relative} {file.sha256}" for _, file in sorted(self.files.items())]
-        lines += sorted(f"applied {n}" for n, j in self.judgements.items() if j.verdict is Verdict.APPLIED)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        """Equal on nodes with the same bytes in every file that a patch may change."""
+        return digest_of({file.relative: file.sha256 for file in self.files.values()})
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """Of the target files by relative path and sha256. Bytes only: no path, time, version, kind of install or journal.
+
+    The bytes say which patches are applied, so that equal digests mean equal patches too.
+    """
+    text = "\n".join(f"{relative} {digest}" for relative, digest in sorted(files.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def assess(target: Target, catalogue: Catalogue, machine: Machine) -> Assessment:

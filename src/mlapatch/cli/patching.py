@@ -39,6 +39,15 @@ def status(
         list[str] | None, typer.Option("--require", metavar="NAME", help="Exit 1 unless it is applied. Repeatable.")
     ] = None,
     also: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="More names for --require.")] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            "--expect",
+            metavar="DIGEST|FILE",
+            help="Exit 1 with the difference unless the digest is this one, or that of a file with another node's "
+            "status --json (- reads standard input).",
+        ),
+    ] = None,
     sglang: SglangPath = None,
     python: PythonExe = None,
     patches: PatchesDirs = None,
@@ -56,7 +65,7 @@ def status(
         raise typer.BadParameter("names are for --require: mlapatch status --require NAME...")
     names = [*(require or ()), *(also or ())]
     run(
-        lambda: verb(sglang=sglang, python=python, patches=patches, gpu=gpu, sm=sm, require=names),
+        lambda: verb(sglang=sglang, python=python, patches=patches, gpu=gpu, sm=sm, require=names, expect=expect),
         as_json=json,
     )
 

@@ -23,8 +23,12 @@ def status(
     gpu: str | None = None,
     sm: int | None = None,
     require: Sequence[str] | None = None,
+    expect: str | None = None,
 ) -> Outcome:
-    """Exit 1 unless every patch of `require` is applied; else 0."""
+    """Exit 1 unless every patch of `require` is applied and the digest is the one of `expect`; else 0.
+
+    `expect`: a digest, a file with another node's `status --json`, or `-` for that on standard input.
+    """
     catalogue = load_catalogue(patches)
     required = [catalogue.get(name).name for name in require or ()]
     target = find_target(sglang, python)
@@ -37,10 +41,29 @@ def status(
     blocks: list[Block] = [Warn(note) for note in target.notes]
     blocks += [_head(found, guard), _table(found)]
     blocks += [Text((f"next for {j.patch}: {j.next}",)) for j in found.judgements.values() if _wants_a_word(j.verdict)]
+    differs = False
+    if expect is not None:
+        shown, compared, differs = _compared(found, expect)
+        blocks += shown
+        data["expected"] = compared
     if missing:
         found_instead = ", ".join(f"{name} is {found.judgements[name].verdict}" for name in missing)
         blocks.append(Text((f"required and not applied: {found_instead}",), style="bold red"))
-    return Outcome(Exit.FOUND if missing else Exit.OK, data, blocks)
+    return Outcome(Exit.FOUND if missing or differs else Exit.OK, data, blocks)
+
+
+def _compared(found: Assessment, expect: str) -> tuple[list[Block], dict[str, object], bool]:
+    from mlapatch.nodes import compare, read_expected
+
+    told = compare(found, read_expected(expect))
+    blocks: list[Block] = [Warn(note) for note in told.notes]
+    if told.difference:
+        lines = [f"not the expected digest: {told.found} here, {told.expected} expected"]
+        lines += [f"  {line}" for line in told.difference] + [f"  next: {told.next}"]
+        blocks.append(Text(lines, style="bold red"))
+    else:
+        blocks.append(Text(("the digest is the expected one",), style="green"))
+    return blocks, told.as_dict(), bool(told.difference)
 
 
 def _wants_a_word(verdict: Verdict) -> bool:
