@@ -172,9 +172,11 @@ def run_parent(args: argparse.Namespace) -> None:
             )
             sys.exit(2)
         act(args.die_how, None)
-    settings = f"port={args.port}, tp_size={args.tp}, api_key={args.api_key!r}, mem_fraction_static=0.92"
+    settings = f"port={args.port}, nnodes={args.nnodes}, node_rank={args.node_rank}, tp_size={args.tp}, pp_size=1"
+    settings += f", api_key={args.api_key!r}, mem_fraction_static=0.92"
     say(f"server_args=ServerArgs(model_path='/models/glm', {settings})")
-    for rank in range(args.tp):
+    here = args.tp // args.nnodes
+    for rank in range(here * args.node_rank, here * (args.node_rank + 1)):
         title = f"sglang::scheduler_TP{rank}" if args.tp > 1 else "sglang::scheduler"
         command = [title, __file__, *sys.argv[1:], "--as-rank", str(rank)]
         children.append(subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE))
@@ -183,8 +185,10 @@ def run_parent(args: argparse.Namespace) -> None:
         if child.stdout.readline() != b"ready\n":
             while True:  # a rank was killed without a word; 0.5.9's parent waits for ever where it was not rank 0
                 time.sleep(60)
-    say("INFO:     Started server process [1]")
     Handler.args = args
+    if args.node_rank:
+        stand_in(args)
+    say("INFO:     Started server process [1]")
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
     except OSError:
@@ -209,6 +213,21 @@ def run_parent(args: argparse.Namespace) -> None:
         time.sleep(60)
 
 
+def stand_in(args: argparse.Namespace) -> None:
+    """What a node other than the first does: `launch_dummy_health_check_server`, without a log or a model."""
+
+    class Health(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Health).serve_forever()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
@@ -225,6 +244,8 @@ def main() -> None:
     parser.add_argument("--unmarked", type=int, default=-1)
     parser.add_argument("--api-key", default="")
     parser.add_argument("--skip-tokenizer-init", action="store_true")
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--as-rank", type=int)
     args, _ = parser.parse_known_args()
     args.ready_file = str(Path(os.environ["FAKE_TMP"]) / "ready")

@@ -14,6 +14,7 @@ from mlapatch.serve import gpu_state, libraries, model_fit, preflight
 from mlapatch.serve.gpu_state import GpuState
 from mlapatch.serve.patience import read
 from mlapatch.serve.preflight import Context, Finding, PatchedFile, PatchFacts
+from mlapatch.serve.ranks import Layout
 from mlapatch.serve.server_options import ServerOptions
 
 GLM = {"architectures": ["GlmMoeDsaForCausalLM"], "index_topk": 2048}
@@ -45,7 +46,7 @@ def text_of(findings: Any) -> str:
 def test_options() -> None:
     line = "python -m x --tp 8 --port=9 --enable-a --nsa-decode-backend trtllm --port 10"
     options = ServerOptions.of(line.split())
-    assert (options.ranks, options.port, options.dsa_backends) == (8, 10, ("", "trtllm"))
+    assert (len(Layout.of(options).names), options.port, options.dsa_backends) == (8, 10, ("", "trtllm"))
     assert options.given["enable-a"] == ""
     assert options.number("absent") is None
     assert options.host == "127.0.0.1"

@@ -26,6 +26,16 @@ def register(app: typer.Typer) -> None:
 
 def diagnose(
     log: Annotated[str, typer.Argument(metavar="LOG", help="A server's output; - reads standard input.")],
+    ranks: Annotated[
+        bool,
+        typer.Option(
+            "--ranks",
+            help="Exit 1 unless every rank of the log's node says that it runs the patched bytes installed here.",
+        ),
+    ] = False,
+    sglang: SglangPath = None,
+    python: PythonExe = None,
+    patches: PatchesDirs = None,
     json: AsJson = False,
 ) -> None:
     """Say why a server log ended as it did: cause, phase, rank, evidence, advice; an unknown failure is called unknown.
@@ -34,7 +44,7 @@ def diagnose(
     """
     from mlapatch.commands.diagnose import diagnose as verb
 
-    run(lambda: verb(log=log), as_json=json)
+    run(lambda: verb(log=log, ranks=ranks, sglang=sglang, python=python, patches=patches), as_json=json)
 
 
 def launch(

@@ -3,51 +3,98 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.outcome import Outcome, Pairs, Text
+from mlapatch.outcome import Block, Outcome, Pairs, Text
 
 if TYPE_CHECKING:
+    from mlapatch.serve.ranks import RankReport
+    from mlapatch.serve.transcript import Transcript
     from mlapatch.serve.verdicts import Diagnosis
 
 CHUNK = 1 << 20
 
 
-def diagnose(*, log: str) -> Outcome:
+def diagnose(
+    *,
+    log: str,
+    ranks: bool = False,
+    sglang: Path | None = None,
+    python: str | None = None,
+    patches: Sequence[Path] | None = None,
+) -> Outcome:
     """Read a log (`-` is standard input) in bounded memory and name the first failing rank's cause.
 
-    The exit code is 0 whenever the log could be read: that a server failed is the answer, not an error.
+    The exit code is 0 whenever the log could be read: that a server failed is the answer, not an error. With `ranks` it
+    is 1 unless every rank of the log's node has said that it runs the patched bytes of the SGLang installed here.
     """
-    if log == "-":
-        found = read(sys.stdin.buffer)
-    else:
-        try:
-            with Path(log).open("rb") as stream:
-                found = read(stream)
-        except OSError as error:
-            raise MlapatchError(
-                Exit.ENVIRONMENT,
-                what="the log cannot be read",
-                where=log,
-                found=error.strerror or str(error),
-                next="pass the file that holds the server's stdout and stderr, or - to read standard input",
-            ) from None
-    return Outcome(data=found.as_dict(), blocks=describe(found))
-
-
-def read(stream: BinaryIO) -> Diagnosis:
-    """The diagnosis of a whole stream."""
     from mlapatch.serve.diagnosis import diagnose as decide
+    from mlapatch.serve.ranks import listed, report
+
+    transcript = _read(log)
+    found, heard = decide(transcript), report(transcript)
+    blocks: list[Block] = [*describe(found)]
+    rows = [("ranks", f"{listed(heard.expected)}{_of_node(heard)}")] if heard.files or ranks else []
+    blocks += [Pairs([*rows, *(("runs", file.text) for file in heard.files)])] if rows else []
+    data: dict[str, object] = {**found.as_dict(), "ranks": heard.as_dict()}
+    if not ranks:
+        return Outcome(data=data, blocks=blocks)
+    problem = _rank_problem(heard, sglang, python, patches)
+    data["ranks_problem"] = problem
+    said = problem or "every rank of this log runs the bytes that are installed here"
+    blocks.append(Text([said], style="bold red" if problem else "green"))
+    return Outcome(Exit.FOUND if problem else Exit.OK, data, blocks)
+
+
+def _of_node(heard: RankReport) -> str:
+    return f", {heard.layout.where}" if heard.layout.where else ""
+
+
+def _rank_problem(heard: RankReport, sglang: Path | None, python: str | None, patches: Sequence[Path] | None) -> str:
+    from mlapatch.commands.launch import patch_facts
+    from mlapatch.serve.ready import rank_problem
+
+    files = patch_facts(sglang, python, patches, (), None).files
+    if not files:
+        return "no patch is applied in the SGLang that is installed here: nothing to compare with"
+    return rank_problem(heard, files)
+
+
+def _read(log: str) -> Transcript:
+    if log == "-":
+        return _transcript(sys.stdin.buffer)
+    try:
+        with Path(log).open("rb") as stream:
+            return _transcript(stream)
+    except OSError as error:
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            what="the log cannot be read",
+            where=log,
+            found=error.strerror or str(error),
+            next="pass the file that holds the server's stdout and stderr, or - to read standard input",
+        ) from None
+
+
+def _transcript(stream: BinaryIO) -> Transcript:
     from mlapatch.serve.transcript import Transcript
 
     transcript = Transcript()
     while chunk := stream.read(CHUNK):
         transcript.feed(chunk)
     transcript.close()
-    return decide(transcript)
+    return transcript
+
+
+def read(stream: BinaryIO) -> Diagnosis:
+    """The diagnosis of a whole stream."""
+    from mlapatch.serve.diagnosis import diagnose as decide
+
+    return decide(_transcript(stream))
 
 
 def describe(found: Diagnosis) -> list[Pairs | Text]:

@@ -23,6 +23,7 @@ from mlapatch.serve.model_fit import FIT_CHECKS
 from mlapatch.serve.plan import Plan, of_command, of_script
 from mlapatch.serve.preflight import CHECKS, FAIL, WARN, Context, Finding, PatchedFile, PatchFacts, run_checks
 from mlapatch.serve.processes import Tree, start
+from mlapatch.serve.ranks import RankReport, report
 from mlapatch.serve.ready import rank_problem
 from mlapatch.serve.run_record import FAILED, READY, STOPPED, RunRecord, log_path
 from mlapatch.serve.transcript import Transcript
@@ -243,6 +244,7 @@ class _Run:
     findings: Sequence[Finding]
     tell: Tell
     answer: Answer | None = None
+    ranks: RankReport | None = None
 
     def follow(self, *, detach: bool) -> Outcome:
         failure = self.follower.until_ready()
@@ -277,14 +279,19 @@ class _Run:
     def _check_ready(self) -> tuple[str, list[str]]:
         options = self.plan.options
         files = self.plan.facts.files if self.plan.facts else ()
-        problem, warnings = rank_problem(self.follower.log, files), list[str]()
+        ranks = report(self.follower.log, options)
+        self.ranks = ranks if files else None
+        problem, warnings = rank_problem(ranks, files), list[str]()
         level = options.text("log-level", "info")
         if problem and not self.follower.log.marks and level in ("warning", "error", "critical"):
             warnings.append(f"--log-level {level} hides the line by which each rank says which bytes it runs")
         elif problem:
             return problem, []
         elif files:
-            self.tell("every rank has logged the sha256 of the patched file")
+            self.tell(ranks.said)
+        if ranks.layout.node:  # its /health is a stand-in: the model answers at node 0
+            self.tell(f"{ranks.layout.where} answers no prompts: node 0 does, and its launch sends one")
+            return "", warnings
         key = options.text("api-key")
         ids = "skip-tokenizer-init" in options.given
         self.answer = try_prompt(self.follower.url, api_key=key, ids=ids)
@@ -330,6 +337,8 @@ class _Run:
             "phases": self.follower.phases,
             "preflight": [finding.as_dict() for finding in self.findings],
         }
+        if self.ranks is not None:
+            data["ranks"] = self.ranks.as_dict()
         if self.answer is not None:
             data["answer"] = {"text": self.answer.text, "tokens": self.answer.tokens, "problem": self.answer.problem}
         return data | more

@@ -14,6 +14,7 @@ import psutil
 
 from mlapatch.exits import Exit
 from mlapatch.serve.gpu_state import GpuState
+from mlapatch.serve.ranks import Layout
 from mlapatch.serve.server_options import ServerOptions
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
@@ -194,10 +195,12 @@ def gpus(context: Context) -> Iterable[Finding]:
     """Enough GPUs, each idle: no foreign process, memory near 0."""
     if context.gpus is None:
         return [Finding("gpus", WARN, "no NVIDIA driver answers (NVML): nothing is known about the GPUs")]
-    wanted = context.options.ranks
+    layout = Layout.of(context.options)
+    wanted = len(layout.names)
     found = []
     if len(context.gpus) < wanted:
-        text = f"tensor parallel {wanted} needs {wanted} GPUs; {len(context.gpus)} are visible"
+        who = f"{layout.where}, tensor parallel {layout.tp}," if layout.where else f"tensor parallel {layout.tp}"
+        text = f"{who} needs {wanted} GPUs; {len(context.gpus)} are visible"
         found.append(Finding("gpus", FAIL, text, next="lower TP_SIZE, or check CUDA_VISIBLE_DEVICES"))
     for gpu in context.gpus[:wanted]:
         if gpu.pids or gpu.used > IDLE_BYTES:
@@ -232,7 +235,7 @@ def tools(context: Context) -> Iterable[Finding]:
     if shutil.which("nvcc", path=path) is None and not (Path(cuda_home) / "bin" / "nvcc").exists():
         text = f"no nvcc on PATH or in {cuda_home}: flashinfer can run only kernels that are already compiled"
         found.append(Finding("tools", WARN, text, next="use a -devel image or set CUDA_HOME"))
-    if context.options.ranks > 1:
+    if len(Layout.of(context.options).names) > 1:
         try:
             shared = shutil.disk_usage("/dev/shm").total  # noqa: S108 - NCCL's own place
         except OSError:

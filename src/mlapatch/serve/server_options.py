@@ -11,6 +11,7 @@ _ALIASES = {
     "tensor-parallel-size": "tp-size",
     "dp": "dp-size",
     "data-parallel-size": "dp-size",
+    "pipeline-parallel-size": "pp-size",
     "nsa-prefill-backend": "dsa-prefill-backend",
     "nsa-decode-backend": "dsa-decode-backend",
 }
@@ -38,11 +39,6 @@ class ServerOptions:
             return int(self.given[name])
         except (KeyError, ValueError):
             return default
-
-    @property
-    def ranks(self) -> int:
-        """Scheduler processes on this machine (tensor parallel; one node)."""
-        return self.number("tp-size", 1) or 1
 
     @property
     def host(self) -> str:
