@@ -58,7 +58,7 @@ def _verdicts(row: Row) -> list[str]:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """Each reason once; those that differ in version numbers only count as one, told by the last release."""
+    """Each reason once; those that differ in version numbers only count as one, told with the span of each number."""
     groups: dict[tuple[str, Verdict, str], list[tuple[Row, Judgement]]] = {}
     for row in rows:
         for judgement in row.judgements:
@@ -68,10 +68,23 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
     lines = []
     for (name, verdict, _), members in groups.items():
         last = members[-1][1]
-        lines.append(f"{name} on {_span(rows, [row for row, _ in members])}: {verdict}: {last.reason}")
+        reason = _spanned([judgement.reason for _, judgement in members])
+        lines.append(f"{name} on {_span(rows, [row for row, _ in members])}: {verdict}: {reason}")
         if last.next:
             lines[-1] += f" (next: {last.next})"
     return lines
+
+
+def _spanned(reasons: Sequence[str]) -> str:
+    """One reason for all that are equal but for their numbers: `flashinfer 0.6.3 to 0.6.12 is pinned`."""
+    numbers = [_NUMBERS.findall(reason) for reason in reasons]
+    spans = iter([dict.fromkeys(column) for column in zip(*numbers, strict=True)])
+
+    def span(_: re.Match[str]) -> str:
+        first, *rest = next(spans)
+        return f"{first} to {rest[-1]}" if rest else first
+
+    return _NUMBERS.sub(span, reasons[-1])
 
 
 def _span(rows: Sequence[Row], members: Sequence[Row]) -> str:

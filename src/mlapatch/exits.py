@@ -21,7 +21,7 @@ class Exit(IntEnum):
     USAGE = 2, "the command line is wrong"
     DOES_NOT_FIT = 3, "the patch does not fit (drifted, ambiguous, conflicts)"
     REFUSED = 4, "refused, to protect local edits"
-    ENVIRONMENT = 5, "no SGLang, not writable, or an unsupported version, GPU or library"
+    ENVIRONMENT = 5, "the environment: no SGLang, a file that cannot be used, an unsupported version, GPU or library"
     SERVER = 6, "the server did not start, died, or answers garbage"
     BUG = 70, "a bug in mlapatch"
     INTERRUPTED = 130, "interrupted"

@@ -74,7 +74,7 @@ class GuardReport:
         more = f", and {len(named) - SHOWN} more (mlapatch guard check)" if len(named) > SHOWN else ""
         wrong = ", ".join(named[:SHOWN]) + more
         if self.state == "violated":
-            return f"violated: {wrong or self.trouble}"
+            return f"violated: {wrong or self.trouble}" + (f"; baseline {self.baseline}" if self.baseline else "")
         if self.state == "clean":
             count = sum(file.state is State.UNTOUCHED for file in self.files)
             return f"clean: {count} edited file(s) as in {self.baseline}"

@@ -40,13 +40,23 @@ def test_each_reason_is_told_once_with_its_releases() -> None:
     assert reasons(rows(fits, fits, fits, fits, fits)) == []
     assert reasons(rows(same[0], fits, fits, fits, fits)) == ["active-cast on 0.5.7: drifted: line 0 moved"]
     assert reasons(rows(same[0], same[1], fits, same[2], same[3])) == [
-        "active-cast on 0.5.7 to 0.5.8, 0.5.10 to 0.5.11 (4 releases): drifted: line 3 moved"
+        "active-cast on 0.5.7 to 0.5.8, 0.5.10 to 0.5.11 (4 releases): drifted: line 0 to 3 moved"
     ]
     other = (Verdict.AMBIGUOUS, "twice")
     assert reasons(rows(fits, same[0], fits, other, other)) == [
         "active-cast on 0.5.8: drifted: line 0 moved",
         "active-cast on 0.5.10 to 0.5.11 (2 releases): ambiguous: twice",
     ]
+
+
+def test_a_reason_for_many_releases_spans_the_numbers_that_differ() -> None:
+    """Not one release's pin, as if the others had it too."""
+    text = "needs flashinfer >=0.6.14, and flashinfer {} is pinned"
+    made = [(Verdict.UNSUPPORTED, text.format(pin)) for pin in ("0.2.5", "0.5.0", "0.6.3.post1", "0.6.12", "0.6.12")]
+    told = reasons(rows(*made))
+    assert len(told) == 1
+    assert told[0].endswith("needs flashinfer >=0.6.14, and flashinfer 0.2.5 to 0.6.12 is pinned")
+    assert reasons(rows(*[(Verdict.DRIFTED, "on 0.1 and 0.1")] * 5))[0].endswith("on 0.1 and 0.1")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.guard import GuardedFile, GuardReport, State, guard_state, preflight
 from mlapatch.install.target import find_target
+from mlapatch.outcome import Pairs
 from tests.conftest import TreeFactory
 from tests.corpus import Corpus
 from tests.guard.trees import (
@@ -283,9 +284,12 @@ def test_status_shows_the_guard(tree: Tree) -> None:
     data: Any = status(sglang=tree.package).data["guard"]
     assert data["state"] == "clean"
     tree.restore(TOPK)
-    data = status(sglang=tree.package).data["guard"]
+    told = status(sglang=tree.package)
+    data = told.data["guard"]
     assert data["state"] == "violated"
     assert {f["path"]: f["state"] for f in data["files"]}[TOPK] == "gone"
+    line = next(row[1] for block in told.blocks if isinstance(block, Pairs) for row in block.rows if row[0] == "guard")
+    assert line.endswith(f"{TOPK} (gone); baseline {Path('mlapatch-guard.toml').resolve()}")
 
 
 def test_status_survives_a_broken_baseline(tree: Tree) -> None:

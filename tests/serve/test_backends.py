@@ -16,6 +16,8 @@ from mlapatch.commands.doctor import doctor
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.serve.backends import table_for
+from mlapatch.serve.server_options import dsa_prefix
+from tests.conftest import TreeFactory
 
 
 def ask(**options: Any) -> dict[str, dict[str, Any]]:
@@ -85,6 +87,27 @@ def test_releases_in_between_say_so() -> None:
     assert table_for(Version("0.5.9")) == ("0.5.9", "")
     assert table_for(Version("0.5.12"))[0] == "0.5.9"
     assert "0.5.21 may differ" in table_for(Version("0.5.21"))[1]
+
+
+@pytest.mark.parametrize(("version", "flag"), [("0.5.9", "nsa"), ("0.5.15.post1", "dsa"), ("0.5.23", "dsa")])
+def test_flags_are_spelled_as_the_installed_release_does(wheel_dir: TreeFactory, version: str, flag: str) -> None:
+    """Its own source says so, also where it keeps the other spelling as a deprecated alias."""
+    package = wheel_dir(version) / "sglang"
+    sources = [package / "srt/server_args.py", *(package / "srt/arg_groups").rglob("*.py")]
+    texts = [re.sub(r"\s+", " ", source.read_text("utf-8")) for source in sources if source.is_file()]
+    assert any(f"{flag}_prefill_backend:" in text for text in texts)
+    found = backends(preset="glm-5", gpu="rtx-pro-6000", sglang=package).data["backends"]
+    rows: Any = {row["backend"]: row for row in found}  # type: ignore[attr-defined]
+    assert f"--{flag}-prefill-backend trtllm and --{flag}-decode-backend trtllm" in rows["triton"]["why"]
+    assert flag in rows
+    other = "dsa" if flag == "nsa" else "nsa"
+    assert f"--{other}-" not in json.dumps(found)
+
+
+def test_a_release_that_is_not_installed_is_spelled_by_its_number() -> None:
+    assert [dsa_prefix(v) for v in ("0.5.9", "0.5.12.post1", "0.5.13", "0.5.23", "unknown")] == [
+        *("nsa", "nsa", "dsa", "dsa", "dsa")
+    ]
 
 
 def test_config_file(tmp_path: Path) -> None:
@@ -171,6 +194,19 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_without_sglang(tmp_path: Path) -> None:
+    """Exit 5 as every verb that needs one, the page all the same, and the next command."""
     found = doctor(sglang=tmp_path)
-    assert found.exit is Exit.OK
-    assert found.data["problems"]
+    assert found.exit is Exit.ENVIRONMENT
+    problems = " ".join(found.data["problems"])  # type: ignore[arg-type]
+    assert "no SGLang found" in problems
+    assert "next: mlapatch" in problems
+    assert found.data["machine"]
+
+
+def test_doctor_without_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlapatch.serve.gpu_state.look", lambda _: None)
+    found = doctor(sglang=tmp_path)
+    problems = " ".join(found.data["problems"])  # type: ignore[arg-type]
+    assert "no GPU answers here" in problems
+    assert "--gpu NAME" in problems
+    assert "nothing looks wrong" not in str(found.blocks)

@@ -22,6 +22,7 @@ from mlapatch.serve.backends import (
     question,
     table_for,
 )
+from mlapatch.serve.server_options import dsa_prefix
 
 _GLM = {"architectures": ["GlmMoeDsaForCausalLM"], "qk_nope_head_dim": 192, "num_attention_heads": 64}
 _DEEPSEEK = {"architectures": ["DeepseekV3ForCausalLM"], "qk_nope_head_dim": 128, "num_attention_heads": 128}
@@ -50,7 +51,7 @@ def backends(
     """Judge every MLA backend; without `release` the installed SGLang's, without a GPU option this machine's."""
     if tp < 1:
         raise MlapatchError(Exit.USAGE, "--tp must be at least 1", found=str(tp))
-    version, fi = _versions(release, flashinfer, sglang, python)
+    version, fi, package = _versions(release, flashinfer, sglang, python)
     capability = _capability(gpu, sm)
     table, note = table_for(version)
     asked = question(
@@ -61,6 +62,7 @@ def backends(
         flashinfer=fi or pinned_flashinfer(version),
         wants=pinned_flashinfer(version),
         kv=kv_cache_dtype,
+        prefix=dsa_prefix(str(version), package),
     )
     found = answers(asked)
     advice = _advice(found, asked.fp8, asked.dsa)
@@ -117,10 +119,11 @@ def _advice(found: list[Answer], fp8: bool, dsa: bool) -> list[str]:
 
 def _versions(
     release: str | None, flashinfer: str | None, sglang: Path | None, python: str | None
-) -> tuple[Version, Version | None]:
+) -> tuple[Version, Version | None, Path | None]:
+    """The release, its flashinfer where one is beside it or given, and the package where it is installed."""
     given = _version(flashinfer, "--flashinfer") if flashinfer else None
     if release:
-        return _version(release, "--release"), given
+        return _version(release, "--release"), given, None
     from mlapatch.install.facts import flashinfer_of
     from mlapatch.install.target import find_target
 
@@ -133,7 +136,7 @@ def _versions(
             next="--release 0.5.23",
         )
     beside = flashinfer_of(target)
-    return target.version, given or (beside.version if beside else None)
+    return target.version, given or (beside.version if beside else None), target.package
 
 
 def _version(text: str, option: str) -> Version:

@@ -12,21 +12,29 @@ from pathlib import Path
 
 from mlapatch import __version__
 from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
 from mlapatch.serve import gpu_state, libraries, redact
 from mlapatch.serve.preflight import Context, Finding, tools
 from mlapatch.serve.server_options import ServerOptions
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
+_NO_GPU = (
+    "no GPU answers here: patches can be read, applied and checked, but no server starts; "
+    "next: run doctor where the server will run (docker run --gpus all), or mlapatch apply auto --gpu NAME in a build"
+)
 _PREFIXES = ("SGLANG_", "FLASHINFER_", "NCCL_", "TRITON_", "TORCH_", "MLAPATCH_")
 
 
 def doctor(*, sglang: Path | None = None, python: str | None = None) -> Outcome:
-    """Look at the target, its libraries, the GPUs, the tools and the settings; judge only what is certain."""
-    rows, versions, problems = _target(sglang, python)
+    """Look at the target, its libraries, the GPUs, the tools and the settings; judge only what is certain.
+
+    Exit 5 where there is no SGLang: every other verb that needs one would end so.
+    """
+    rows, versions, problems, code = _target(sglang, python)
     machine = _machine()
     gpus = gpu_state.look(os.environ)
-    problems += [finding.text for finding in _tool_findings(gpus)]
+    problems += [f"{f.text}; next: {f.next}" if f.next else f.text for f in _tool_findings(gpus)]
     settings = _settings(os.environ)
     gpu_rows = [
         (str(g.index), g.name, f"SM{g.sm}", f"{g.used / 2**30:.1f} of {g.total / 2**30:.0f} GiB", str(len(g.pids)))
@@ -39,6 +47,7 @@ def doctor(*, sglang: Path | None = None, python: str | None = None) -> Outcome:
         blocks.append(Table(("GPU", "name", "SM", "memory in use", "processes"), gpu_rows))
     else:
         blocks.append(Text(("GPUs: none, or no driver answers (NVML)",)))
+        problems.append(_NO_GPU)
     if settings:
         blocks.append(Pairs(settings))
     style = "yellow" if problems else "green"
@@ -52,16 +61,18 @@ def doctor(*, sglang: Path | None = None, python: str | None = None) -> Outcome:
         "settings": dict(settings),
         "problems": problems,
     }
-    return Outcome(data=data, blocks=blocks)
+    return Outcome(code, data, blocks)
 
 
-def _target(sglang: Path | None, python: str | None) -> tuple[list[tuple[str, str]], dict[str, str], list[str]]:
+def _target(sglang: Path | None, python: str | None) -> tuple[list[tuple[str, str]], dict[str, str], list[str], Exit]:
     from mlapatch.install.target import find_target
 
     try:
         target = find_target(sglang, python)
     except MlapatchError as error:
-        return [("sglang", f"none: {error.what}")], {}, [f"{error.what}; {error.next}"]
+        why = f" ({error.found})" if error.found else ""
+        following = f"; next: {error.next}" if error.next else ""
+        return [("sglang", f"none: {error.what}")], {}, [f"{error.what}{why}{following}"], error.exit
     rows = [
         ("sglang", f"{target.version or 'unknown version'} ({target.install})"),
         ("package", str(target.package)),
@@ -70,10 +81,12 @@ def _target(sglang: Path | None, python: str | None) -> tuple[list[tuple[str, st
     ]
     problems = list(target.notes)
     if not os.access(target.package, os.W_OK):
-        problems.append(f"{target.package} is not writable: patches cannot be applied by this user")
+        problems.append(
+            f"{target.package} is not writable: patches cannot be applied by this user; next: run as its owner"
+        )
     found = libraries.installed([str(target.site), *target.path])
     problems += libraries.problems(found, str(target.version or ""), os.environ)
-    return rows, found, problems
+    return rows, found, problems, Exit.OK
 
 
 def _machine() -> list[tuple[str, str]]:

@@ -91,5 +91,12 @@ def _head(found: Assessment, guard: GuardReport) -> Pairs:
 
 
 def _table(found: Assessment) -> Table:
-    rows = [(j.patch, str(j.verdict), j.reason) for j in found.judgements.values()]
-    return Table(("patch", "verdict", "reason"), rows)
+    """A line a patch; those that conflict for one and the same reason share one."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for j in found.judgements.values():
+        alone = "" if j.verdict is Verdict.CONFLICTS else j.patch
+        rows.setdefault((alone, str(j.verdict), j.reason), []).append(j.patch)
+    return Table(
+        ("patch", "verdict", "reason"),
+        [(", ".join(names), verdict, reason) for (_, verdict, reason), names in rows.items()],
+    )

@@ -27,7 +27,7 @@ class Question:
     """A model on a GPU.
 
     `heads` are query heads a rank, `sm` is 90 or 120, `release` one of OLD and NEW, `wants` the flashinfer that the
-    release asks for.
+    release asks for, `prefix` how it spells its DSA flags.
     """
 
     nope: int
@@ -39,6 +39,7 @@ class Question:
     flashinfer: Version
     wants: Version
     kv: str = "fp8_e4m3"
+    prefix: str = "dsa"
 
     @property
     def fp8(self) -> bool:
@@ -86,7 +87,7 @@ def pinned_flashinfer(version: Version) -> Version:
 
 
 def question(
-    config: dict[str, Any], *, tp: int, sm: int, release: str, flashinfer: Version, wants: Version, kv: str
+    config: dict[str, Any], *, tp: int, sm: int, release: str, flashinfer: Version, wants: Version, kv: str, prefix: str
 ) -> Question:
     """From a parsed config.json."""
     inner = config.get("text_config")
@@ -101,6 +102,7 @@ def question(
         flashinfer=flashinfer,
         wants=wants,
         kv=kv,
+        prefix=prefix,
     )
 
 
@@ -118,7 +120,7 @@ def _dense(asked: Question, name: str, fp8: str, why: str, source: str, page: in
     if page not in (0, 64):
         where = "mem_cache/memory_pool.py 1778 (0.5.9), 5371 (0.5.23)"
         return Answer(name, NO, f"forces pages of {page}; a DSA model's KV pool asserts 64", where, page)
-    flag = "nsa" if asked.release == OLD else "dsa"
+    flag = asked.prefix
     layout = f"; FP8 needs --{flag}-prefill-backend trtllm and --{flag}-decode-backend trtllm, or it reads garbage"
     return Answer(name, CATCH, f"{why}; dense attention{layout if asked.fp8 else ''}", source, 64, shown)
 
@@ -191,7 +193,7 @@ def _fa3(asked: Question) -> Answer:
 
 
 def _dsa(asked: Question) -> Answer:
-    name = "nsa" if asked.release == OLD else "dsa"
+    name = asked.prefix
     source = "startup failure 24; server_args.py 1145-1180 (0.5.9)"
     if not asked.dsa:
         return Answer(name, NO, "only for models with index_topk in their config", source)

@@ -8,6 +8,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from mlapatch.serve.preflight import FAIL, OK, WARN, Context, Finding
+from mlapatch.serve.server_options import dsa_prefix
 
 _FORCED_PAGES = {"flashmla": 64, "trtllm_mla": 64, "cutlass_mla": 128}
 _DSA_KV = ("fp8_e4m3", "bfloat16", "bf16", "auto", "")
@@ -66,7 +67,9 @@ def layout(context: Context) -> Iterable[Finding]:
         if raw == 0
         else "only one DSA backend is trtllm: a prefix hit of 8,192 tokens or more ends the server"
     )
-    hint = "--nsa-prefill-backend trtllm --nsa-decode-backend trtllm (--dsa-* in newer releases)"
+    facts = context.patches
+    prefix = dsa_prefix(facts.sglang if facts else "", facts.package if facts else None)
+    hint = f"--{prefix}-prefill-backend trtllm --{prefix}-decode-backend trtllm"
     return [Finding("KV layout", FAIL, text, next=hint)]
 
 

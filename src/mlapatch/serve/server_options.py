@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
 
 _ALIASES = {
     "model": "model-path",
@@ -75,3 +78,27 @@ def _pairs(command: Sequence[str]) -> Iterator[tuple[str, str]]:
             following = words[at + 1] if at + 1 < len(words) else "--"
             value = "" if following.startswith("--") else following
         yield _ALIASES.get(name, name), value
+
+
+def dsa_prefix(release: str, package: Path | None = None) -> str:
+    """`nsa` or `dsa`: how a release spells its flags, `--dsa-prefill-backend` and the like.
+
+    Read from the package's own arguments (both names stand there where one is deprecated: the field has the new one);
+    without a package by release: renamed in 0.5.13.
+    """
+    if package is not None:
+        files = [package / "srt/server_args.py", *sorted((package / "srt/arg_groups").glob("**/*.py"))]
+        for spelling in ("dsa", "nsa"):
+            if any(f"{spelling}_prefill_backend" in _text(file) for file in files):
+                return spelling
+    try:
+        return "nsa" if Version(release) < Version("0.5.13.dev0") else "dsa"
+    except InvalidVersion:
+        return "dsa"
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", "replace")
+    except OSError:
+        return ""
