@@ -20,7 +20,8 @@ else:
     import tomli as tomllib
 
 COMMON = "common"
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 16
+MAX_LINE = 1200  # of patch.toml: Python's parser takes quadratic time for a key of many parts
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,11 @@ class Catalogue:
         while wanted:
             ready = sorted(n for n, p in wanted.items() if not any(a in wanted for a in p.after))
             if not ready:
-                raise MlapatchError(Exit.DOES_NOT_FIT, f"the patches {', '.join(sorted(wanted))} wait for each other")
+                raise MlapatchError(
+                    Exit.DOES_NOT_FIT,
+                    f"the patches {', '.join(sorted(wanted))} wait for each other",
+                    next="take one name out of their after lists; docs/patches.md describes the form",
+                )
             done.append(wanted.pop(ready[0]))
         return done
 
@@ -87,7 +92,12 @@ def _patch_folders(root: Path) -> list[Path]:
     found = sorted(item.parent for item in root.glob("*/patch.toml"))
     if not found:
         raise MlapatchError(
-            Exit.USAGE, "the folder holds no patch", where=str(root), expected="NAME/patch.toml", found="none"
+            Exit.USAGE,
+            "the folder holds no patch",
+            where=str(root),
+            expected="NAME/patch.toml",
+            found="none",
+            next="name a folder of patches, or one patch's own folder; docs/patches.md describes the form",
         )
     return found
 
@@ -95,12 +105,15 @@ def _patch_folders(root: Path) -> list[Path]:
 def _load(folder: Path, root: Path) -> Patch:
     path = folder / "patch.toml"
     try:
-        table = tomllib.loads(_text(path, folder))
-        snippets = {name: _text(_snippet(name, folder, root), folder) for name in snippet_names(table)}
+        text = _text(path, folder, root)
+        if (longest := max(map(len, text.splitlines()), default=0)) > MAX_LINE:
+            raise PatchFormError(f"{path} has a line of {longest:,} characters, and {MAX_LINE:,} are allowed")
+        table = tomllib.loads(text)
+        snippets = {name: _text(_snippet(name, folder, root), folder, root) for name in snippet_names(table)}
         patch = load_patch(table, snippets, where=str(path))
         if patch.name != folder.name:
-            raise PatchFormError(f"{path}: the name '{patch.name}' is not the folder's, '{folder.name}'")
-    except (tomllib.TOMLDecodeError, PatchFormError, OSError, UnicodeDecodeError, RecursionError) as error:
+            raise PatchFormError(f"{path}: the name {patch.name!r} is not the folder's, '{folder.name}'")
+    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: deep nesting, a link to itself
         raise MlapatchError(
             Exit.USAGE,
             "a patch cannot be read",
@@ -115,17 +128,18 @@ def _snippet(name: str, folder: Path, root: Path) -> Path:
     """`file.py` in the patch's own folder, or `common/file.py` in the folder of the catalogue or the bundled one."""
     parts = name.split("/")
     if len(parts) > 2 or ".." in parts or not parts[-1].endswith(".py") or Path(name).is_absolute():
-        raise PatchFormError(f"{folder}: snippet '{name}' must be FILE.py or {COMMON}/FILE.py")
+        raise PatchFormError(f"{folder}: snippet {name!r:.120} must be FILE.py or {COMMON}/FILE.py")
     if len(parts) == 1:
         return folder / name
     if parts[0] != COMMON:
-        raise PatchFormError(f"{folder}: snippet '{name}' must be FILE.py or {COMMON}/FILE.py")
+        raise PatchFormError(f"{folder}: snippet {name!r:.120} must be FILE.py or {COMMON}/FILE.py")
     own = root / name
     return own if own.is_file() else bundled_folder("patches") / name
 
 
-def _text(path: Path, folder: Path) -> str:
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve().parent):
+def _text(path: Path, folder: Path, root: Path) -> str:
+    allowed = [folder.resolve().parent, root.resolve(), bundled_folder("patches").resolve()]
+    if not any(path.resolve().is_relative_to(place) for place in allowed):
         raise PatchFormError(f"{path} is a link that leaves the catalogue")
     if not path.is_file():
         raise PatchFormError(f"{path} is not a file")

@@ -6,10 +6,14 @@ By Python's own parser: quick, unharmed by hostile nesting, and without libcst, 
 from __future__ import annotations
 
 import ast
+import re
 from functools import lru_cache
 
 from mlapatch.engine.holes import HEADER, MANY, ONE, with_stand_ins
 from mlapatch.engine.python import parse_ast
+
+MOST_DEEP = 64
+MOST_MANY = 3
 
 
 class PatchFormError(ValueError):
@@ -24,6 +28,8 @@ def check_pattern(text: str, where: str, *, expression: bool = False) -> frozens
     plain = [name.removeprefix(ONE).removeprefix(MANY) for name in names]
     if len(set(plain)) != len(plain):
         raise PatchFormError(f"{where}: a hole is named twice in {text!r}")
+    if sum(name.startswith(MANY) for name in names) > MOST_MANY:  # each one multiplies the ways to match
+        raise PatchFormError(f"{where}: at most {MOST_MANY} holes of the form '{{x...}}' in {text!r:.60}")
     body = _parsed(source, f"{where}: {text!r}").body
     if len(body) != 1 or hasattr(body[0], "body") or isinstance(body[0], _BLOCKS):
         raise PatchFormError(f"{where}: {text!r} must be one expression, one simple statement, 'class X' or 'def x'")
@@ -49,18 +55,25 @@ def check_code(code: str, bound: frozenset[str], where: str) -> None:
     body = _parsed(source, f"{where}: the inserted code").body
     if not body:
         raise PatchFormError(f"{where}: the inserted code has no statement")
-    if len(source.rstrip().splitlines()) > (body[-1].end_lineno or 0):
+    if len(_LINE_END.split(source.rstrip())) > (body[-1].end_lineno or 0):
         raise PatchFormError(f"{where}: the inserted code may not end in a comment; move it above a statement")
     _check_bound(names, bound, where)
     _check_places(body, names, f"{where}: the inserted code")
 
 
+_LINE_END = re.compile(r"\r\n|\r|\n")  # as Python counts lines; a form feed ends none
 _BLOCKS: tuple[type[ast.stmt], ...] = (ast.Match,)  # the others have a body
 
 
 @lru_cache(maxsize=2048)  # patches share patterns and snippets
 def _tree(source: str) -> ast.Module:
-    return parse_ast(source)
+    tree = parse_ast(source)
+    below: list[ast.AST] = [tree]
+    for _ in range(MOST_DEEP):
+        below = [child for node in below for child in ast.iter_child_nodes(node)]
+        if not below:
+            return tree
+    raise RecursionError("nested too deeply")  # for libcst, which walks it recursively
 
 
 def _parsed(source: str, where: str) -> ast.Module:

@@ -64,4 +64,4 @@ class Judgement:
         """The inverse of `to_cache`."""
         texts = {key: str(kept.get(key, "")) for key in _TEXTS}
         verdict, traces, troubles = Verdict(kept["verdict"]), int(kept["traces"]), int(kept["troubles"])
-        return cls(kept["name"], verdict, kept["reason"], traces=traces, troubles=troubles, **texts)
+        return cls(str(kept["name"]), verdict, str(kept["reason"]), traces=traces, troubles=troubles, **texts)

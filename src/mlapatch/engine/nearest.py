@@ -11,6 +11,7 @@ from mlapatch.engine.holes import HEADER, with_stand_ins
 from mlapatch.engine.python import parse_ast
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_MOST_NAMES, _LONGEST = 16, 80  # of a pattern; each is compared with every name in the scope
 
 
 def nearest(source: bytes, scope: str, pattern: str) -> str:
@@ -39,7 +40,7 @@ def _named(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _nearest_name(named: list[tuple[str, ast.AST]], scope: str) -> str:
-    close = difflib.get_close_matches(scope, [name for name, _ in named], n=1, cutoff=0.5)
+    close = difflib.get_close_matches(scope[:_LONGEST], [name for name, _ in named], n=1, cutoff=0.5)
     if not close:
         return ""
     node = next(node for name, node in named if name == close[0])
@@ -49,7 +50,7 @@ def _nearest_name(named: list[tuple[str, ast.AST]], scope: str) -> str:
 def _best(inside: ast.AST, pattern: str, cutoff: float) -> str:
     """The node of the pattern's kind that has most of its names, or names much like them; short ones first."""
     source, holes = with_stand_ins(pattern)
-    names = [name for name in dict.fromkeys(_NAME.findall(source)) if name not in holes]
+    names = [name[:_LONGEST] for name in dict.fromkeys(_NAME.findall(source)) if name not in holes][:_MOST_NAMES]
     kinds = _kinds(source)
     likeness: dict[tuple[str, str], float] = {}
     header = HEADER.fullmatch(pattern.strip())

@@ -19,7 +19,14 @@ from mlapatch.engine.form import PatchFormError, check_code, check_pattern, chec
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 SCOPE = re.compile(r"module|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-TARGET = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.py")
+TARGET = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,99}/){0,15}[A-Za-z0-9_][\w.-]{0,99}\.py")
+
+MOST = 100
+"""Edits, postconditions or other items of one list; the largest patch here has about a dozen."""
+LONGEST = 1000
+"""Characters of a pattern or another text that is no inserted code."""
+MOST_CODE = 1 << 16
+"""Characters that all edits insert together."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,10 @@ def _need(table: Mapping[str, Any], key: str, kind: type, where: str, default: A
         raise PatchFormError(f"{where}: the key '{key}' is missing")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise PatchFormError(f"{where}: '{key}' must be {kind.__name__}, found {type(value).__name__} {value!r:.60}")
+    if isinstance(value, str) and key != "code" and len(value) > LONGEST:
+        raise PatchFormError(f"{where}: '{key}' has {len(value):,} characters, and {LONGEST:,} are allowed")
+    if isinstance(value, list) and len(value) > MOST:
+        raise PatchFormError(f"{where}: '{key}' has {len(value):,} items, and {MOST} are allowed")
     return value
 
 
@@ -128,6 +139,8 @@ def _strings(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = _need(table, key, list, where, [])
     if not all(isinstance(item, str) for item in value):
         raise PatchFormError(f"{where}: '{key}' must be a list of strings, found {value!r:.60}")
+    if (long := max(map(len, value), default=0)) > LONGEST:
+        raise PatchFormError(f"{where}: '{key}' has a text of {long:,} characters, and {LONGEST:,} are allowed")
     return tuple(value)
 
 
@@ -136,22 +149,22 @@ def _known(table: Any, keys: Sequence[str], where: str) -> None:
         raise PatchFormError(f"{where}: a table is needed, found {table!r:.60}")
     unknown = sorted(set(table) - set(keys))
     if unknown:
-        raise PatchFormError(f"{where}: unknown key '{unknown[0]}'; known keys are {', '.join(sorted(keys))}")
+        raise PatchFormError(f"{where}: unknown key {unknown[0]!r:.60}; known keys are {', '.join(sorted(keys))}")
 
 
 def _specifier(text: str, where: str) -> str:
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
-        raise PatchFormError(f"{where}: '{text}' is not a version specifier such as '>=0.5.9'") from None
+        raise PatchFormError(f"{where}: {text!r:.60} is not a version specifier such as '>=0.5.9'") from None
     return text
 
 
 def _count(table: Mapping[str, Any], where: str) -> Count:
     value = table.get("count", 1)
     pairs = list(value.items()) if isinstance(value, Mapping) else [("", value)]
-    if not pairs:
-        raise PatchFormError(f"{where}: 'count' is empty")
+    if not 0 < len(pairs) <= MOST:
+        raise PatchFormError(f"{where}: 'count' must have 1 to {MOST} entries, found {len(pairs):,}")
     for specifier, count in pairs:
         _specifier(specifier, where)
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 1000:
@@ -162,7 +175,7 @@ def _count(table: Mapping[str, Any], where: str) -> Count:
 def _scope(table: Mapping[str, Any], where: str) -> str:
     scope = str(_need(table, "scope", str, where))
     if not SCOPE.fullmatch(scope):
-        raise PatchFormError(f"{where}: scope '{scope}' is not 'module' or a dotted name such as 'Class.method'")
+        raise PatchFormError(f"{where}: scope {scope!r:.60} is not 'module' or a dotted name such as 'Class.method'")
     return scope
 
 
@@ -183,11 +196,11 @@ def _edit(table: Mapping[str, Any], snippets: Mapping[str, str], where: str) -> 
             raise PatchFormError(f"{where}: an insertion needs either 'insert' (snippet files) or 'code'")
         for name in names:
             if name not in snippets:
-                raise PatchFormError(f"{where}: the snippet '{name}' was not found in the patch's folder")
+                raise PatchFormError(f"{where}: the snippet {name!r:.60} was not found in the patch's folder")
         if names:
             text["code"] = "\n\n".join(snippets[name].strip("\n") + "\n" for name in names)
     if text["at"] not in ("", "start", "end"):
-        raise PatchFormError(f"{where}: 'at' must be 'start' or 'end', found '{text['at']}'")
+        raise PatchFormError(f"{where}: 'at' must be 'start' or 'end', found {text['at']!r:.60}")
     edit = Edit(scope=_scope(table, where), count=_count(table, where), **text)
     bound = check_pattern(edit.anchor, where, expression=bool(edit.find)) if edit.anchor else frozenset()
     if edit.find:
@@ -220,7 +233,7 @@ def _superseded(table: Mapping[str, Any], where: str) -> Superseded:
 def _requires(table: Mapping[str, Any], where: str) -> Requires:
     _known(table, ("flashinfer", "sm", "reason"), where)
     sm = _need(table, "sm", list, where, [])
-    if not all(isinstance(item, int) for item in sm):
+    if not all(type(item) is int for item in sm):
         raise PatchFormError(f"{where}: 'sm' must be a list of numbers such as [90], found {sm!r:.60}")
     flashinfer = _specifier(str(_need(table, "flashinfer", str, where, "")), where)
     return Requires(flashinfer, tuple(sm), str(_need(table, "reason", str, where, "")))
@@ -249,10 +262,10 @@ def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: 
     _known(table, KEYS, where)
     name = str(_need(table, "name", str, where))
     if not NAME.fullmatch(name):
-        raise PatchFormError(f"{where}: name '{name}' must be lower-case letters, digits and dashes")
+        raise PatchFormError(f"{where}: name {name!r:.60} must be lower-case letters, digits and dashes")
     target = str(_need(table, "target", str, where))
     if not TARGET.fullmatch(target) or ".." in target.split("/"):
-        raise PatchFormError(f"{where}: target '{target}' must be a .py path inside the sglang package")
+        raise PatchFormError(f"{where}: target {target!r:.120} must be a .py path inside the sglang package")
     edits = _need(table, "edit", list, where)
     posts = _need(table, "post", list, where)
     fixes = _need(table, "superseded", list, where, [])
@@ -260,7 +273,10 @@ def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: 
         raise PatchFormError(f"{where}: at least one [[edit]] and one [[post]] are needed")
     arithmetic = str(_need(table, "arithmetic", str, where, "stock"))
     if arithmetic not in ("stock", "own"):
-        raise PatchFormError(f"{where}: 'arithmetic' must be 'stock' or 'own', found '{arithmetic}'")
+        raise PatchFormError(f"{where}: 'arithmetic' must be 'stock' or 'own', found {arithmetic!r:.60}")
+    frozen = tuple(_edit(edit, snippets, f"{where} edit {i}") for i, edit in enumerate(edits, 1))
+    if (code := sum(len(edit.code) for edit in frozen)) > MOST_CODE:
+        raise PatchFormError(f"{where}: the edits insert {code:,} characters, and {MOST_CODE:,} are allowed")
     canonical = json.dumps({"table": table, "snippets": dict(snippets)}, sort_keys=True, ensure_ascii=True, default=str)
     return Patch(
         name=name,
@@ -268,7 +284,7 @@ def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: 
         target=target,
         sglang=_specifier(str(_need(table, "sglang", str, where, "")), where),
         sglang_reason=str(_need(table, "sglang-reason", str, where, "")),
-        edits=tuple(_edit(edit, snippets, f"{where} edit {i}") for i, edit in enumerate(edits, 1)),
+        edits=frozen,
         posts=tuple(_post(post, f"{where} post {i}") for i, post in enumerate(posts, 1)),
         superseded=tuple(_superseded(fix, f"{where} superseded {i}") for i, fix in enumerate(fixes, 1)),
         requires=_requires(_need(table, "requires", dict, where, {}), f"{where} requires"),
