@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
+from mlapatch.jsontext import parsed_object
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
 from mlapatch.serve.backends import (
     CASTS,
@@ -50,7 +50,7 @@ def backends(
 ) -> Outcome:
     """Judge every MLA backend; without `release` the installed SGLang's, without a GPU option this machine's."""
     if tp < 1:
-        raise MlapatchError(Exit.USAGE, "--tp must be at least 1", found=str(tp))
+        raise MlapatchError(Exit.USAGE, "--tp must be at least 1", found=str(tp), next="mlapatch backends --tp 8")
     version, fi, package = _versions(release, flashinfer, sglang, python)
     capability = _capability(gpu, sm)
     table, note = table_for(version)
@@ -143,7 +143,9 @@ def _version(text: str, option: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion:
-        raise MlapatchError(Exit.USAGE, f"{option} is no version", found=text) from None
+        raise MlapatchError(
+            Exit.USAGE, f"{option} is no version", found=text, next="mlapatch backends --release 0.5.23"
+        ) from None
 
 
 def _capability(gpu: str | None, sm: int | None) -> int:
@@ -175,14 +177,22 @@ def _config(preset: str | None, model: Path | None) -> dict[str, Any]:
             ) from None
     file = model / "config.json" if model.is_dir() else model
     try:
-        loaded = json.loads(file.read_text("utf-8"))
+        loaded = parsed_object(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise MlapatchError(Exit.USAGE, "cannot read the model's config", where=str(file), found=str(error)) from None
-    inner = loaded.get("text_config") if isinstance(loaded, dict) else None
-    if not isinstance(loaded, dict) or not (
-        "kv_lora_rank" in loaded or (isinstance(inner, dict) and "kv_lora_rank" in inner)
-    ):
         raise MlapatchError(
-            Exit.USAGE, "this is not an MLA model", where=str(file), found="no kv_lora_rank in its config"
+            Exit.USAGE,
+            "cannot read the model's config",
+            where=str(file),
+            found=str(error),
+            next="mlapatch backends --preset glm-5",
+        ) from None
+    inner = loaded.get("text_config")
+    if "kv_lora_rank" not in loaded and not (isinstance(inner, dict) and "kv_lora_rank" in inner):
+        raise MlapatchError(
+            Exit.USAGE,
+            "this is not an MLA model",
+            where=str(file),
+            found="no kv_lora_rank in its config",
+            next="mlapatch backends --preset glm-5",
         )
     return loaded

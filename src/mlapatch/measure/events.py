@@ -165,7 +165,10 @@ class EventReader:
             if not self._more():
                 return None
         self._drop(match.end())
-        return str(orjson.loads(match.group(1)))
+        try:
+            return str(orjson.loads(match.group(1)))
+        except orjson.JSONDecodeError as error:
+            raise self._not_a_trace("a key that is JSON", f"{match.group(1)[:20]!r}: {error}") from None
 
     def _value(self, key: str) -> bool:
         """Pass over one value, keeping it if it is small; False where the file ends inside it."""
@@ -255,7 +258,7 @@ class EventReader:
             pass
         try:  # NaN, control characters or a cut UTF-8 name: Kineto has written all three
             return json.loads(text.decode("utf-8", "replace"), strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.skipped += 1
             if self.skipped > 1000 and self.skipped > self.events:
                 raise MlapatchError(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 UNREPEATED = 0.02  # taken as the noise of a figure that was measured once
+_LARGEST = 1e18  # of a figure; false for NaN too
 SMALLEST = 0.01  # differences below this are noise whatever the repeats say
 
 
@@ -54,13 +55,19 @@ def number(value: float) -> str:
 def of(result: Mapping[str, Any]) -> list[Metric]:
     """The metrics in a run's result."""
     found = []
-    for entry in result.get("metrics") or []:
-        values = tuple(float(value) for value in entry.get("values") or [])
+    listed = result.get("metrics")
+    for entry in listed if isinstance(listed, list) else []:
+        listed_values = entry.get("values") if isinstance(entry, dict) else None
+        values = tuple(map(float, filter(_is_figure, listed_values if isinstance(listed_values, list) else [])))
         if values:
-            found.append(
-                Metric(entry.get("case", ""), entry["name"], entry.get("unit", ""), entry.get("better", ""), values)
-            )
+            case, name, unit, better = (str(entry.get(key, "")) for key in ("case", "name", "unit", "better"))
+            found.append(Metric(case, name, unit, better, values))
     return found
+
+
+def _is_figure(value: object) -> bool:
+    """Not what a damaged or foreign record may hold in a figure's place."""
+    return isinstance(value, (int, float)) and abs(value) < _LARGEST
 
 
 def factor(ratio: float) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
+from mlapatch.jsontext import is_size, parsed_object
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +70,7 @@ def read(path: Path) -> ModelShape:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parsed_object(file.read_bytes())
     except OSError as error:
         raise MlapatchError(
             Exit.USAGE,
@@ -80,7 +80,13 @@ def read(path: Path) -> ModelShape:
             next="mlapatch estimate --preset glm-5",
         ) from None
     except ValueError as error:
-        raise MlapatchError(Exit.USAGE, "the model's config is not JSON", where=str(file), found=str(error)) from None
+        raise MlapatchError(
+            Exit.USAGE,
+            "the model's config is not JSON",
+            where=str(file),
+            found=str(error),
+            next="mlapatch estimate --preset glm-5",
+        ) from None
     return from_config(config, str(path.parent.name if path.name == "config.json" else path.name), str(file))
 
 
@@ -90,14 +96,15 @@ def from_config(config: dict[str, Any], name: str, where: str = "config.json") -
     if "kv_lora_rank" not in config and isinstance(text, dict):
         config = text
     needed = ("kv_lora_rank", "qk_rope_head_dim", "num_hidden_layers", "num_attention_heads")
-    missing = [key for key in needed if not isinstance(config.get(key), int)]
+    missing = [key for key in needed if not is_size(config.get(key))]
     if missing:
         raise MlapatchError(
             Exit.USAGE,
             "this is not an MLA model, so it has no MLA KV pool to cast",
             where=where,
             expected=", ".join(needed),
-            found=f"no {', '.join(missing)} (model_type {config.get('model_type', 'unknown')})",
+            found=f"no {', '.join(missing)} (model_type {config.get('model_type', 'unknown')!s:.60})",
+            next="mlapatch estimate --preset glm-5",
         )
     index = config.get("index_head_dim") if config.get("index_topk") else None
     return ModelShape(
@@ -106,5 +113,5 @@ def from_config(config: dict[str, Any], name: str, where: str = "config.json") -
         config["kv_lora_rank"],
         config["qk_rope_head_dim"],
         config["num_attention_heads"],
-        index_bytes(index) if isinstance(index, int) else 0,
+        index_bytes(index) if is_size(index) else 0,
     )

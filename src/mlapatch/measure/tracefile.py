@@ -6,7 +6,7 @@ import gc
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mlapatch.measure.bytesource import ByteSource
 from mlapatch.measure.events import Event, EventReader
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 _GPU = {"kernel", "Kernel", "gpu_memcpy", "gpu_memset", "Memcpy", "Memset"}
 _COPIES = {"aten::copy_", "aten::_to_copy", "aten::to"}
-_STEP = re.compile(r"step\[(\w+)(?: bs=(\d+))?")
-_RANK = re.compile(r"TP-?(\d+)")
+_STEP = re.compile(r"step\[(\w+)(?: bs=(\d{1,9}))?")
+_RANK = re.compile(r"TP-?(\d{1,9})")
 _SAMPLED = 8
 _MOST_GROUPS = 20_000
 _MOST_OPS = 200_000
 _MOST_STEPS = 200_000
+_LATEST = 1e17  # us; times since 1970 are below 2e15, and beyond it a float is too coarse
+_LARGEST = 2**63 - 1
+_LONGEST_NAME = 4096
 BIG = 4_000_000  # elements: no copy of activations in a decode step comes near
 
 
@@ -116,6 +119,24 @@ def _no_cycles() -> Iterator[None]:
             gc.enable()
 
 
+def _time(event: Event) -> tuple[float, float] | None:
+    """Start and duration in us, or None where one is missing or no time: NaN, negative, beyond all clocks."""
+    ts, dur = event.get("ts"), event.get("dur")
+    if isinstance(ts, (int, float)) and isinstance(dur, (int, float)) and -_LATEST < ts <= ts + dur < _LATEST:
+        return ts, dur
+    return None
+
+
+def _size(listed: object) -> tuple[int, ...]:
+    """A launch's grid or block; () where it is none that CUDA allows."""
+    fits = isinstance(listed, list) and len(listed) <= 3 and all(type(n) is int and 0 <= n < 2**31 for n in listed)
+    return tuple(listed) if isinstance(listed, list) and fits else ()
+
+
+def _is_number(correlation: object) -> TypeGuard[int]:
+    return type(correlation) is int and 0 <= correlation <= _LARGEST
+
+
 _Entry = tuple[list[Record], int, Group]  # rows not yet spooled, number of the group, the group
 
 
@@ -126,7 +147,7 @@ class _Collector:
         self._result = result
         self._index: dict[tuple[Any, ...], _Entry] = {}
         self._pending: dict[str, list[Record]] = {}
-        self._last_end: dict[Any, float] = {}
+        self._last_end: dict[str, float] = {}
         self._odd = 0
         self._lumped = 0
 
@@ -150,7 +171,8 @@ class _Collector:
                     x, y, z = args["grid"]
                     rows, number, group = index[event["name"], event["pid"], x, y, z]
                     correlation = args["correlation"]
-                    usual = ts + dur >= ts and correlation & 0 == 0 and group.count >= _SAMPLED
+                    usual = -_LATEST < ts <= ts + dur < _LATEST and correlation & _LARGEST == correlation
+                    usual = usual and group.count >= _SAMPLED
                 except (KeyError, TypeError, ValueError):
                     usual = False
                 if usual:
@@ -173,18 +195,21 @@ class _Collector:
             rows.clear()
 
     def _activity(self, event: Event) -> None:
-        ts, dur = event.get("ts"), event.get("dur")
-        if not isinstance(ts, (int, float)) or not isinstance(dur, (int, float)) or dur < 0:
+        time = _time(event)
+        if time is None:
             self._odd += 1
             return
+        ts, dur = time
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
-        grid, block = (tuple(n) if isinstance(n := args.get(key), list) else () for key in ("grid", "block"))
-        rows, number, group = self._known((event.get("name"), event.get("pid"), *grid), grid, block)
+        grid, block = _size(args.get("grid")), _size(args.get("block"))
+        name, pid = str(event.get("name"))[:_LONGEST_NAME], event.get("pid")
+        pid = pid if isinstance(pid, (int, str)) else str(pid)
+        rows, number, group = self._known((name, pid, *grid), grid, block)
         group.count += 1
         group.total += dur
         correlation = args.get("correlation")
-        rows.append((ts, dur, number, correlation if type(correlation) is int else 0))
+        rows.append((ts, dur, number, correlation if _is_number(correlation) else 0))
         if len(group.ops) < _SAMPLED and type(op := args.get("External id")) is int:
             group.ops.append(op)
 
@@ -231,9 +256,10 @@ class _Collector:
         self._result.launches += 1
         if "GraphLaunch" in name:
             self._result.graph_launches += 1
-        ts, dur, thread = event.get("ts"), event.get("dur"), event.get("tid")
-        if not isinstance(ts, (int, float)) or not isinstance(dur, (int, float)):
+        time, thread = _time(event), str(event.get("tid"))
+        if time is None:
             return
+        ts, dur = time
         gap = ts - self._last_end.get(thread, ts)
         if 0 <= gap < 500 and dur < 500:  # longer ones wait for the GPU or for a request
             self._result.launch_us += gap + dur
@@ -248,8 +274,9 @@ class _Collector:
             if mode == "DECODE":
                 self._result.batches[size] = self._result.batches.get(size, 0) + 1
             return
-        ts, dur = event.get("ts"), event.get("dur")
-        if isinstance(ts, (int, float)) and isinstance(dur, (int, float)):
+        time = _time(event)
+        if time is not None:
+            ts, dur = time
             device = str(event.get("pid"))
             track = self._result.tracks.setdefault(device, Track(device))
             if len(track.steps) < _MOST_STEPS:

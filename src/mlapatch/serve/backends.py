@@ -12,6 +12,8 @@ from typing import Any
 
 from packaging.version import Version
 
+from mlapatch.jsontext import size_in
+
 OLD, NEW = "0.5.9", "0.5.23"
 YES, NO, CATCH = "yes", "no", "with a catch"
 
@@ -92,11 +94,12 @@ def question(
     """From a parsed config.json."""
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) and "kv_lora_rank" in inner else config
+    named = config.get("architectures")
     return Question(
-        nope=int(text.get("qk_nope_head_dim", 128)),
-        heads=max(1, int(text.get("num_attention_heads", 128)) // tp),
+        nope=size_in(text, "qk_nope_head_dim", 128),
+        heads=max(1, size_in(text, "num_attention_heads", 128) // tp),
         dsa=text.get("index_topk") is not None,
-        arch=str((config.get("architectures") or ["unknown"])[0]),
+        arch=str(named[0]) if isinstance(named, list) and named else "unknown",
         sm=sm,
         release=release,
         flashinfer=flashinfer,

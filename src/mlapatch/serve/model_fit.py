@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from mlapatch.jsontext import size_in
 from mlapatch.serve.preflight import FAIL, OK, WARN, Context, Finding
 from mlapatch.serve.server_options import dsa_prefix
 
@@ -22,7 +23,7 @@ def is_dsa(config: dict[str, Any]) -> bool:
 def page_size(context: Context, config: dict[str, Any]) -> int:
     """The page size that the server will use: 64 (x index_kpool) for DSA, what the backend forces, or what is asked."""
     if is_dsa(config):
-        return 64 * int(_text(config).get("index_kpool") or 1)
+        return 64 * size_in(_text(config), "index_kpool", 1)
     backend = context.options.text("attention-backend")
     return _FORCED_PAGES.get(backend) or context.options.number("page-size", 1) or 1
 

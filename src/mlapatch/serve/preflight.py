@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +12,13 @@ from typing import Any, TypeAlias
 import psutil
 
 from mlapatch.exits import Exit
+from mlapatch.jsontext import parsed_object
 from mlapatch.serve.gpu_state import GpuState
 from mlapatch.serve.ranks import Layout
 from mlapatch.serve.server_options import ServerOptions
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
+_MODEL = "--model-path (MODEL_PATH) names the folder that holds the model's config.json"
 IDLE_BYTES = 1 << 30
 """What a GPU may hold and still count as idle: contexts of a driver, a display, a persistence daemon."""
 
@@ -83,10 +84,9 @@ class Context:
     def config(self) -> dict[str, Any] | None:
         """The model's config.json, or None where it is not on this machine."""
         try:
-            loaded = json.loads((Path(self.options.text("model-path")) / "config.json").read_text("utf-8"))
+            return parsed_object((Path(self.options.text("model-path")) / "config.json").read_bytes())
         except (OSError, ValueError):
             return None
-        return loaded if isinstance(loaded, dict) else None
 
 
 Check: TypeAlias = Callable[[Context], Iterable[Finding]]
@@ -156,11 +156,11 @@ def model(context: Context) -> Iterable[Finding]:
         return [Finding("model", WARN, f"{path} is not here; SGLang will take it for a Hugging Face name")]
     config = folder / "config.json"
     try:
-        json.loads(config.read_text("utf-8"))
+        parsed_object(config.read_bytes())
     except OSError as error:
-        return [Finding("model", FAIL, f"{config} cannot be read: {error.strerror or error}")]
+        return [Finding("model", FAIL, f"{config} cannot be read: {error.strerror or error}", next=_MODEL)]
     except ValueError as error:
-        return [Finding("model", FAIL, f"{config} is no JSON: {error}")]
+        return [Finding("model", FAIL, f"{config} is no JSON: {error}", next=_MODEL)]
     return [Finding("model", OK, str(folder))]
 
 
@@ -176,7 +176,8 @@ def port(context: Context) -> Iterable[Finding]:
         try:
             probe.bind((host, number))
         except OSError as error:
-            return [Finding("port", FAIL, f"port {number} on {host}: {error.strerror}{_owner(number)}")]
+            text = f"port {number} on {host}: {error.strerror}{_owner(number)}"
+            return [Finding("port", FAIL, text, next="end that process, or choose another: --port, PORT")]
     return [Finding("port", OK, f"{number} is free")]
 
 
