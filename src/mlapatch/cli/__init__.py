@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,12 +16,17 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.outcome import Outcome
 
+#: In a pipe nothing is drawn in boxes or cut to a width: neither help nor what is wrong with a command line.
+_TERMINAL = sys.stdout.isatty() and sys.stderr.isatty()
+_CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
     name="mlapatch",
     help="Named, reversible, verified source patches for an installed SGLang's flashinfer MLA backend.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich" if _TERMINAL else None,
+    context_settings=_CONTEXT if _TERMINAL else {**_CONTEXT, "terminal_width": 10_000},
     epilog="Exit codes: " + " · ".join(f"{int(code)} {code.sentence}" for code in Exit),
 )
 
@@ -78,27 +84,31 @@ def _report_bug(error: BaseException) -> int:
     """Write the traceback to a log and print one line that names it."""
     import tempfile
     import traceback
-    from pathlib import Path
+
+    from mlapatch.cli.render import visible
 
     text = f"mlapatch {__version__}\nargv: {sys.argv}\n" + "".join(traceback.format_exception(error))
-    handle, name = tempfile.mkstemp(prefix="mlapatch-bug-", suffix=".log")
-    with os.fdopen(handle, "w", encoding="utf-8") as log:
-        log.write(text)
-    print(
-        f"error: a bug in mlapatch ({type(error).__name__}: {error}); nothing more was written. Log: {Path(name)}",
-        file=sys.stderr,
-    )
+    try:
+        handle, name = tempfile.mkstemp(prefix="mlapatch-bug-", suffix=".log")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(text)
+    except OSError as trouble:
+        name = f"could not be written ({trouble})"
+    what = visible(f"{type(error).__name__}: {str(error)[:500]}")
+    print(f"error: a bug in mlapatch ({what}); nothing more was written. Log: {name}", file=sys.stderr)
     return int(Exit.BUG)
 
 
 def main() -> None:
     """Entry point: never a bare traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # paths need not be UTF-8, nor terminals
+        sys.stdout.reconfigure(errors="backslashreplace")
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in SHORT:
         gc.disable()
     _register(verb)
     try:
-        app()
+        app(prog_name="mlapatch")  # also for `python -m mlapatch`: completion goes by this name
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(int(Exit.INTERRUPTED))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -18,15 +19,24 @@ def _rich_wanted() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """The text with what could steer a terminal or turn its direction as escapes: patches and logs are by strangers."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def _json(data: object) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False, default=str)
+    encoding = (getattr(sys.stdout, "encoding", "") or "").lower()
+    return json.dumps(data, indent=2, ensure_ascii=not encoding.startswith("utf"), default=str)
 
 
 def emit(outcome: Outcome, *, as_json: bool) -> None:
     """Print one outcome: JSON to stdout, or its blocks (warnings to stderr either way)."""
     for block in outcome.blocks:
         if isinstance(block, Warn):
-            print(f"warning: {block.text}", file=sys.stderr)
+            print(f"warning: {visible(block.text)}", file=sys.stderr)
     if as_json:
         print(_json(outcome.data))
         return
@@ -40,14 +50,15 @@ def emit(outcome: Outcome, *, as_json: bool) -> None:
 def _emit_plain(blocks: Iterable[Block]) -> None:
     for block in blocks:
         if isinstance(block, Text):
-            print("\n".join(block.lines))
+            print(visible("\n".join(block.lines)))
         elif isinstance(block, Pairs):
-            print("\n".join(f"{key}: {value}" for key, value in block.rows))
+            print(visible("\n".join(f"{key}: {value}" for key, value in block.rows)))
         elif isinstance(block, Table):
             for row in block.rows:
-                print("  ".join(f"{column}: {cell}" for column, cell in zip(block.columns, row, strict=True)))
+                print(visible("  ".join(f"{column}: {cell}" for column, cell in zip(block.columns, row, strict=True))))
         elif isinstance(block, Diff):
-            print(block.text, end="" if block.text.endswith("\n") else "\n")
+            text = visible(block.text.replace("\r\n", "\n")) if sys.stdout.isatty() else block.text  # a file: as it is
+            print(text, end="" if text.endswith("\n") else "\n")
 
 
 def _emit_rich(blocks: Iterable[Block]) -> None:
@@ -56,24 +67,27 @@ def _emit_rich(blocks: Iterable[Block]) -> None:
     from rich.syntax import Syntax
     from rich.table import Table as RichTable
 
-    console = Console()  # rich honours NO_COLOR itself
+    console = Console(emoji=False)  # rich honours NO_COLOR itself
     for block in blocks:
         if isinstance(block, Text):
             for line in block.lines:
-                console.print(escape(line), style=block.style or None, highlight=False, soft_wrap=True)
+                console.print(escape(visible(line)), style=block.style or None, highlight=False, soft_wrap=True)
         elif isinstance(block, Pairs):
             width = max((len(key) for key, _ in block.rows), default=0)
             for key, value in block.rows:
-                console.print(f"[bold]{escape(key.ljust(width))}[/]  {escape(value)}", highlight=False, soft_wrap=True)
+                console.print(
+                    f"[bold]{escape(key.ljust(width))}[/]  {escape(visible(value))}", highlight=False, soft_wrap=True
+                )
         elif isinstance(block, Table):
             table = RichTable(title=block.title or None, title_justify="left", header_style="bold")
             for column in block.columns:
                 table.add_column(column, overflow="fold")
             for row in block.rows:
-                table.add_row(*(escape(cell) for cell in row))
+                table.add_row(*(escape(visible(cell)) for cell in row))
             console.print(table)
         elif isinstance(block, Diff):
-            console.print(Syntax(block.text, "diff", background_color="default", word_wrap=False))
+            text = visible(block.text.replace("\r\n", "\n"))
+            console.print(Syntax(text, "diff", background_color="default", word_wrap=False))
 
 
 def emit_error(error: MlapatchError, *, as_json: bool) -> None:
@@ -81,12 +95,12 @@ def emit_error(error: MlapatchError, *, as_json: bool) -> None:
     if as_json:
         print(_json(error.as_dict()))
         return
-    print(f"error: {error.what}", file=sys.stderr)
+    print(f"error: {visible(error.what)}", file=sys.stderr)
     for name in ("where", "expected", "found"):
         value = getattr(error, name)
         if value:
-            print(f"  {name}: {value}", file=sys.stderr)
+            print(f"  {name}: {visible(value)}", file=sys.stderr)
     if error.detail:
-        print(error.detail.rstrip("\n"), file=sys.stderr)
+        print(visible(error.detail.rstrip("\n")), file=sys.stderr)
     if error.next:
-        print(f"  next: {error.next}", file=sys.stderr)
+        print(f"  next: {visible(error.next)}", file=sys.stderr)
