@@ -47,4 +47,10 @@ def choose(found: Assessment) -> Choice:
     )
     hard = {Verdict.EDITED: Exit.REFUSED, Verdict.UNSUPPORTED: Exit.ENVIRONMENT}
     code = hard.get(next(iter(verdicts.values()), Verdict.DRIFTED), Exit.DOES_NOT_FIT)
-    raise MlapatchError(code, "no patch fits this SGLang", where=str(found.target.package), found=reasons)
+    raise MlapatchError(
+        code,
+        "no patch fits this SGLang",
+        where=str(found.target.package),
+        found=reasons,
+        next="mlapatch status; mlapatch check --release latest tells whether a newer SGLang is better off",
+    )

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import mlapatch
 from tests.conftest import TreeFactory
 
@@ -20,3 +22,54 @@ def test_a_closed_pipe_is_no_finding(install_tree: TreeFactory) -> None:
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+LONG = "/no/such/folder/with/a/name/that/is/longer/than/forty/columns/and/has a space/site-packages"
+
+
+def piped(*arguments: str, columns: str = "40") -> tuple[str, str]:
+    """What a narrow terminal's pipe carries."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(mlapatch.__file__).parents[1]), "COLUMNS": columns}
+    command = [sys.executable, "-m", "mlapatch", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("status", "--sglang", LONG), f"  where: {LONG}"),
+        (("check", "--json", "--markdown"), "Error: Invalid value: --json and --markdown exclude each other"),
+        (("status", f"--no{LONG}"), f"Error: No such option: --no{LONG}"),
+        (("apply", "no-such-patch-with-a-long-name-of-more-than-forty-columns", "--sglang", LONG), None),
+        (("verify", "active-cast", "--device", LONG), f"Error: Invalid value: --device is cpu or cuda, not {LONG}"),
+        (("list", "--patches", LONG), f"  where: {LONG}"),
+        (("diagnose", LONG), f"  where: {LONG}"),
+        (("estimate", "--tp", LONG), f"Error: Invalid value for '--tp': '{LONG}' is not a valid int."),
+    ],
+)
+def test_errors_in_a_pipe_are_not_cut(arguments: tuple[str, ...], line: str | None) -> None:
+    out, err = piped(*arguments)
+    wanted = line or "error: there is no patch 'no-such-patch-with-a-long-name-of-more-than-forty-columns'"
+    assert wanted in err.splitlines(), err
+    assert out == ""
+    assert not set("╭│╰─…") & set(err), "no boxes, and nothing shortened"
+    assert piped(*arguments, columns="200") == (out, err)
+
+
+@pytest.mark.parametrize("verb", ["status", "launch", "bench", "guard record"])
+def test_help_in_a_pipe_is_not_cut(verb: str) -> None:
+    from tests.cli.test_messages import verbs
+
+    out, _ = piped(*verb.split(), "--help")
+    lines = [line.strip() for line in out.splitlines()]
+    for paragraph in (verbs()[verb].help or "").split("\n\n"):
+        assert " ".join(paragraph.split()) in lines
+    assert not set("╭│╰─…") & set(out)
+
+
+def test_tables_in_a_pipe_are_not_cut(install_tree: TreeFactory) -> None:
+    site = install_tree("0.5.9")
+    out, _ = piped("status", "--sglang", str(site))
+    assert out == piped("status", "--sglang", str(site), columns="400")[0]
+    assert any(len(line) > 100 for line in out.splitlines())

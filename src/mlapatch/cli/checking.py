@@ -8,12 +8,16 @@ from typing import Annotated
 import typer
 
 from mlapatch.cli import run
-from mlapatch.cli.options import AsJson, Gpu, PatchesDirs, PythonExe, SglangPath, Sm
+from mlapatch.cli.options import AsJson, Gpu, PatchesDirs, PythonExe, SglangPath, Sm, patch_names
 from mlapatch.outcome import Outcome
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME...]", help="Patches that must fit (default: those applied in the installed SGLang)."),
+    typer.Argument(
+        metavar="[NAME...]",
+        help="Patches that must fit (default: those applied in the installed SGLang).",
+        autocompletion=patch_names,
+    ),
 ]
 Releases = Annotated[
     list[str] | None,

@@ -7,6 +7,38 @@ from typing import Annotated
 
 import typer
 
+
+def patch_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell's completion: folders' names, so that no patch is read and no parser imported."""
+    from mlapatch.catalogue import bundled_folder
+
+    folders = [bundled_folder("patches"), *map(Path, ctx.params.get("patches") or ())]
+    files = [file for folder in folders for file in (*folder.glob("*/patch.toml"), *folder.glob("patch.toml"))]
+    names = {file.parent.name for file in files} - set(ctx.params.get("names") or ())
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def patches_or_auto(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The same for `apply`."""
+    return [*patch_names(ctx, incomplete), *(["auto"] if "auto".startswith(incomplete) else [])]
+
+
+def gpu_names(incomplete: str) -> list[str]:
+    """For `--gpu`."""
+    from mlapatch.measure.gpus import GPUS
+
+    return [name for name in GPUS if name.startswith(incomplete)]
+
+
+def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For `stop` and `logs`: the records in the folder of logs; the newest names first."""
+    from mlapatch.serve.run_record import load_all
+
+    folder = Path(ctx.params.get("logs") or ctx.params.get("folder") or "logs")
+    names = dict.fromkeys(record.name for record in load_all(folder))
+    return [name for name in names if name.startswith(incomplete)]
+
+
 TargetGroup = "Which SGLang"
 
 SglangPath = Annotated[
@@ -38,7 +70,12 @@ PatchesDirs = Annotated[
 ]
 Gpu = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="Stand in for a GPU that is not here, e.g. h200, rtx-pro-6000."),
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="Stand in for a GPU that is not here, e.g. h200, rtx-pro-6000.",
+        autocompletion=gpu_names,
+    ),
 ]
 Sm = Annotated[
     int | None, typer.Option("--sm", metavar="NN", help="Stand in for a GPU by compute capability, e.g. 90, 120.")

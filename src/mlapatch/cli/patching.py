@@ -7,9 +7,24 @@ from typing import Annotated
 import typer
 
 from mlapatch.cli import run
-from mlapatch.cli.options import AsJson, Force, Gpu, PatchesDirs, PythonExe, SglangPath, Sm
+from mlapatch.cli.options import (
+    AsJson,
+    Force,
+    Gpu,
+    PatchesDirs,
+    PythonExe,
+    SglangPath,
+    Sm,
+    patch_names,
+    patches_or_auto,
+)
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Patches by name, see 'mlapatch list'.")]
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME...", help="Patches by name, see 'mlapatch list'; or auto.", autocompletion=patches_or_auto
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the diff and write nothing.")]
 
 
@@ -36,9 +51,15 @@ def list_(patches: PatchesDirs = None, json: AsJson = False) -> None:
 
 def status(
     require: Annotated[
-        list[str] | None, typer.Option("--require", metavar="NAME", help="Exit 1 unless it is applied. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--require", metavar="NAME", help="Exit 1 unless it is applied. Repeatable.", autocompletion=patch_names
+        ),
     ] = None,
-    also: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="More names for --require.")] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME...]", help="More names for --require.", autocompletion=patch_names),
+    ] = None,
     expect: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +118,10 @@ def apply(
 
 def revert(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: everything that mlapatch applied.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME...]", help="Default: everything that mlapatch applied.", autocompletion=patch_names
+        ),
     ] = None,
     dry_run: DryRun = False,
     sglang: SglangPath = None,
@@ -115,7 +139,9 @@ def revert(
 
 
 def diff(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A patch by name, see 'mlapatch list'.", autocompletion=patch_names)
+    ],
     sglang: SglangPath = None,
     python: PythonExe = None,
     patches: PatchesDirs = None,
@@ -143,7 +169,9 @@ def demo(
 
 
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Patches by name.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Patches by name.", autocompletion=patch_names)
+    ] = None,
     device: Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="Where to run both.")] = "cpu",
     installed: Annotated[bool, typer.Option("--installed", help="Judge the bytes on disk instead.")] = False,
     scenario: Annotated[

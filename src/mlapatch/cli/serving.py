@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mlapatch.cli import run
-from mlapatch.cli.options import AsJson, Gpu, PatchesDirs, PythonExe, SglangPath, Sm
+from mlapatch.cli.options import AsJson, Gpu, PatchesDirs, PythonExe, SglangPath, Sm, patch_names, run_names
 
 LogsDir = Annotated[Path, typer.Option("--logs", metavar="DIR", help="Where logs and run records are kept.")]
 
@@ -72,7 +72,12 @@ def launch(
     ] = None,
     require: Annotated[
         list[str] | None,
-        typer.Option("--require", metavar="NAME", help="Refuse unless this patch is applied. Repeatable."),
+        typer.Option(
+            "--require",
+            metavar="NAME",
+            help="Refuse unless this patch is applied. Repeatable.",
+            autocompletion=patch_names,
+        ),
     ] = None,
     logs: LogsDir = Path("logs"),
     sglang: SglangPath = None,
@@ -82,8 +87,9 @@ def launch(
 ) -> None:
     """Check, start, follow and diagnose a server; one prompt must make sense before it counts as ready.
 
-    Examples: mlapatch launch --name active-cast -- --max-total-tokens 495552
-    mlapatch launch --detach --command -- python -m sglang.launch_server --model-path M --port 30000
+    Example: mlapatch launch --name active-cast -- --max-total-tokens 495552
+
+    Example: mlapatch launch --detach --command -- python -m sglang.launch_server --model-path M --port 30000
     """
     from mlapatch.commands.launch import launch as verb
     from mlapatch.guard import preflight
@@ -122,7 +128,10 @@ def split_words(words: list[str], argv: list[str], command: bool) -> tuple[Path 
 
 
 def stop(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A run's name or pid (default: the only one).")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[NAME]", help="A run's name or pid (default: the only one).", autocompletion=run_names),
+    ] = "",
     every: Annotated[bool, typer.Option("--all", help="Stop every server that was started from here.")] = False,
     grace: Annotated[float, typer.Option(metavar="SECONDS", help="Time between SIGTERM and SIGKILL.")] = 10.0,
     logs: LogsDir = Path("logs"),
@@ -138,7 +147,10 @@ def stop(
 
 
 def logs(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A run's name or pid (default: the newest).")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[NAME]", help="A run's name or pid (default: the newest).", autocompletion=run_names),
+    ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the server ends.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many lines of what is already there.")] = 40,
     listing: Annotated[bool, typer.Option("--list", help="List the runs that were started from here.")] = False,

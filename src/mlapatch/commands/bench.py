@@ -72,13 +72,19 @@ def bench(
 
 def _check(load: Load, api: str) -> None:
     if api not in ("auto", "sglang", "openai"):
-        raise MlapatchError(Exit.USAGE, f"--api {api!r} is not known", expected="auto, sglang or openai")
+        raise MlapatchError(
+            Exit.USAGE,
+            f"--api {api!r} is not known",
+            expected="auto, sglang or openai",
+            next="mlapatch bench --api auto",
+        )
     counts = (*load.inputs, *load.concurrency, load.repeats, load.output - 1)
     if min(counts) < 1 or load.vocabulary <= 1000 or load.warmup < 0:
         raise MlapatchError(
             Exit.USAGE,
             "this load cannot be measured",
             expected="lengths, concurrency and repeats of at least 1, at least 2 output tokens, a vocabulary over 1000",
+            next="mlapatch bench -i 512 -o 128 -c 1 -r 3",
         )
 
 

@@ -43,7 +43,12 @@ def demo(*, release: str) -> Outcome:
         lines = [f"before {before}", f"after  {after}"]
         if before != after:
             raise MlapatchError(
-                Exit.FOUND, "the bytes did not come back", where=str(file), expected=before, found=after
+                Exit.FOUND,
+                "the bytes did not come back",
+                where=str(file),
+                expected=before,
+                found=after,
+                next="report it with the two sha256: this must not happen",
             )
         proof = f"the original bytes are back; the same works on your SGLang: mlapatch status{os.linesep}"
         return Outcome(data={"release": release, "sha256": before}, blocks=[Text(("", *lines, proof.rstrip()))])
@@ -55,5 +60,10 @@ def _type(step: tuple[str, ...], why: str, site: Path) -> None:
     done = subprocess.run(command, env={**os.environ, "MLAPATCH_SGLANG": str(site)}, check=False)
     if done.returncode:
         raise MlapatchError(
-            Exit.FOUND, "a step of the demo failed", where=" ".join(step), expected="exit 0", found=str(done.returncode)
+            Exit.FOUND,
+            "a step of the demo failed",
+            where=" ".join(step),
+            expected="exit 0",
+            found=str(done.returncode),
+            next="mlapatch doctor; the step's own words stand above",
         )

@@ -29,7 +29,12 @@ def diff(
     judgement = found.judgements[name]
     file = found.files.get(patch.target)
     if file is None:
-        raise MlapatchError(Exit.DOES_NOT_FIT, judgement.reason, where=str(target.file(patch.target)))
+        raise MlapatchError(
+            Exit.DOES_NOT_FIT,
+            judgement.reason,
+            where=str(target.file(patch.target)),
+            next=judgement.next or f"mlapatch check {name}",
+        )
     if judgement.verdict in (Verdict.APPLIED, Verdict.EDITED):
         clean = unpatched(found, file)
         stay = [other for other in clean.patches.values() if other.name != name]

@@ -109,12 +109,19 @@ def _check(
     preset: str | None, model: Path | None, *, tokens: int, tp: int, context: int, batch: int, mem_fraction: float
 ) -> None:
     if preset and model:
-        raise MlapatchError(Exit.USAGE, "give --preset or --model, not both")
+        raise MlapatchError(Exit.USAGE, "give --preset or --model, not both", next="mlapatch estimate --preset glm-5")
     for option, value in (("--tokens", tokens), ("--tp", tp), ("--context", context), ("--batch", batch)):
         if value < 1:
-            raise MlapatchError(Exit.USAGE, f"{option} must be at least 1", found=str(value))
+            raise MlapatchError(
+                Exit.USAGE, f"{option} must be at least 1", found=str(value), next=f"mlapatch estimate {option} 8"
+            )
     if not 0 < mem_fraction <= 1:
-        raise MlapatchError(Exit.USAGE, "--mem-fraction is a share of the memory", expected="0 to 1")
+        raise MlapatchError(
+            Exit.USAGE,
+            "--mem-fraction is a share of the memory",
+            expected="0 to 1",
+            next="mlapatch estimate --mem-fraction 0.9",
+        )
 
 
 def _card(name: str | None, bandwidth: float | None, memory: float | None) -> gpus.Gpu:
@@ -127,7 +134,9 @@ def _card(name: str | None, bandwidth: float | None, memory: float | None) -> gp
         return gpus.Gpu(known.name, known.title, known.sm, wide, known.memory if memory is None else memory * 1e9, rate)
     if bandwidth is None or memory is None:
         raise MlapatchError(
-            Exit.USAGE, "a GPU that mlapatch does not know needs both --bandwidth (TB/s) and --memory (GB)"
+            Exit.USAGE,
+            "a GPU that mlapatch does not know needs both --bandwidth (TB/s) and --memory (GB)",
+            next="mlapatch estimate --bandwidth 1.8 --memory 96, or --gpu NAME",
         )
     return gpus.Gpu("custom", "this GPU", 0, bandwidth * 1e12, memory * 1e9)
 

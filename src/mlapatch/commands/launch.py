@@ -193,7 +193,11 @@ def _start(plan: Plan, logs: Path, name: str) -> tuple[Tree, RunRecord, tuple[st
         tree = start(plan.command, environment=environment, log=path, secrets=secrets)
     except OSError as error:
         raise MlapatchError(
-            Exit.ENVIRONMENT, "the server's command cannot be run", where=plan.command[0], found=str(error.strerror)
+            Exit.ENVIRONMENT,
+            "the server's command cannot be run",
+            where=plan.command[0],
+            found=str(error.strerror),
+            next="check the path and that it is executable; mlapatch launch --dry-run shows the command",
         ) from None
     facts = plan.facts
     record = RunRecord(

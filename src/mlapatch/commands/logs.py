@@ -50,7 +50,9 @@ def logs(
                 break
             time.sleep(0.25)
     except OSError as error:
-        raise MlapatchError(Exit.ENVIRONMENT, "the log cannot be read", where=record.log, found=str(error)) from None
+        raise MlapatchError(
+            Exit.ENVIRONMENT, "the log cannot be read", where=record.log, found=str(error), next="mlapatch logs --list"
+        ) from None
     return Outcome(
         data={"name": record.name, "pid": record.pid, "log": record.log, "running": alive(record) is not None}
     )

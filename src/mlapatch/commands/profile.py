@@ -43,7 +43,10 @@ def profile(
     """Profile, wait for every rank's file, and analyse them; the files stay in `output_dir`."""
     if steps < 2 or min(input_tokens, output - steps, concurrency) < 1:
         raise MlapatchError(
-            Exit.USAGE, "this cannot be profiled", expected="at least 2 steps, and an answer longer than that"
+            Exit.USAGE,
+            "this cannot be profiled",
+            expected="at least 2 steps, and an answer longer than that",
+            next="mlapatch profile --steps 8 -o 256",
         )
     server = serving.probe(url, "sglang", key)
     base = output_dir or Path(tempfile.gettempdir())

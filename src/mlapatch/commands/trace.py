@@ -68,7 +68,13 @@ def choose(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             separate = [one for one in inside if not one.name.startswith("merged-")]
             found += separate or inside
             if not inside:
-                raise MlapatchError(Exit.USAGE, "no trace in this folder", where=str(file), expected="*.trace.json.gz")
+                raise MlapatchError(
+                    Exit.USAGE,
+                    "no trace in this folder",
+                    where=str(file),
+                    expected="*.trace.json.gz",
+                    next="mlapatch profile --url URL records one",
+                )
         elif not file.exists():
             raise MlapatchError(
                 Exit.USAGE,

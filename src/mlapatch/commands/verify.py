@@ -101,7 +101,10 @@ def _pair(found: Assessment, patch: Patch, folder: Path) -> _Pair:
     file = found.files.get(patch.target)
     if patch.target != BACKEND or file is None:
         raise MlapatchError(
-            Exit.USAGE, f"{patch.name} changes {patch.target}, which computes nothing to compare", expected=BACKEND
+            Exit.USAGE,
+            f"{patch.name} changes {patch.target}, which computes nothing to compare",
+            expected=BACKEND,
+            next="mlapatch verify active-cast",
         )
     base = unpatched(found, file).base
     outcome = apply(base, patch, found.target.version)
@@ -113,7 +116,9 @@ def _pair(found: Assessment, patch: Patch, folder: Path) -> _Pair:
 def _installed(found: Assessment, folder: Path) -> _Pair:
     file = found.files.get(BACKEND)
     if file is None:
-        raise MlapatchError(Exit.ENVIRONMENT, "there is no flashinfer MLA backend to verify", where=BACKEND)
+        raise MlapatchError(
+            Exit.ENVIRONMENT, "there is no flashinfer MLA backend to verify", where=BACKEND, next="mlapatch status"
+        )
     clean = unpatched(found, file)
     names = ", ".join(clean.patches) or "installed file"
     exact = all(patch.arithmetic == "stock" for patch in clean.patches.values())
@@ -130,7 +135,10 @@ def _written(name: str, stock: bytes, patched: bytes, folder: Path, *, exact: bo
 def _job(pair: _Pair, target: Target, device: Device, scenarios: Sequence[str]) -> Job:
     if target.version is None:
         raise MlapatchError(
-            Exit.ENVIRONMENT, "the SGLang version is unknown, and scenarios depend on it", where=str(target.package)
+            Exit.ENVIRONMENT,
+            "the SGLang version is unknown, and scenarios depend on it",
+            where=str(target.package),
+            next="name an installed one: mlapatch verify --sglang SITE-PACKAGES, or --python EXE",
         )
     return Job(
         stock=pair.stock,

@@ -89,7 +89,11 @@ def _ask_script(path: Path, words: list[str], environment: Mapping[str, str]) ->
             return None
     except OSError as error:
         raise MlapatchError(
-            Exit.ENVIRONMENT, "the script cannot be read", where=str(path), found=str(error.strerror)
+            Exit.ENVIRONMENT,
+            "the script cannot be read",
+            where=str(path),
+            found=str(error.strerror),
+            next="mlapatch launch SCRIPT with one that this user may read",
         ) from None
     done = subprocess.run(words, env={**environment, DRY_RUN: "1"}, capture_output=True, text=True, check=False)
     if done.returncode != 0:
