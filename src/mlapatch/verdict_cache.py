@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,10 @@ _digest = ""
 
 
 def _engine_digest() -> str:
-    """Changes with the engine's own code, so that a verdict of another engine is never believed."""
+    """Changes with the engine's own code and the Python that reads with it: another one's verdict is never believed."""
     global _digest
     if not _digest:
         folder = Path(__file__).parent / "engine"
         texts = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
-        _digest = sha256(__version__.encode() + texts)[:16]
+        _digest = sha256(f"{__version__} {sys.version_info[:2]}".encode() + texts)[:16]
     return _digest

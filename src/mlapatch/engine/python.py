@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import ast
+import io
+import sys
+import tokenize
 import warnings
+
+LARGEST = 4 << 20
+"""Bytes of a file that is looked into: the largest of SGLang's has a tenth, and a parsed one takes a thousandfold."""
+DEEPEST = 200
+"""Levels of nesting: SGLang's files have 25. Recursion over a tree has an end somewhere above."""
 
 
 def parse_ast(source: str | bytes) -> ast.Module:
@@ -18,3 +26,28 @@ def check_compiles(source: bytes, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compile(source, name, "exec", dont_inherit=True)
+
+
+def check_readable(source: bytes) -> None:
+    """Raise ValueError (its text is for people) where the source is no Python, or too large or too deep."""
+    if len(source) > LARGEST:
+        raise ValueError(f"the file has {len(source):,} bytes, and one of more than {LARGEST:,} is not looked into")
+    try:
+        source.decode(tokenize.detect_encoding(io.BytesIO(source).readline)[0])
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise ValueError(f"the file cannot be decoded: {error}") from None
+    try:
+        level: list[ast.AST] = [parse_ast(source)]
+    except SyntaxError as error:
+        at = f"line {error.lineno}: " if error.lineno else ""
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise ValueError(f"{at}not Python {version}: {error.msg}") from None
+    except (RecursionError, MemoryError):
+        raise ValueError("code is nested too deeply to be read") from None
+    for _ in range(DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+        if any(isinstance(node, ast.BoolOp) and len(node.values) > DEEPEST for node in level):
+            break  # `a or b or c` is nested for libcst
+    raise ValueError(f"code is nested more than {DEEPEST} levels deep")

@@ -11,6 +11,7 @@ from typing import TypeAlias, cast
 import libcst as cst
 
 from mlapatch.engine.pattern import FORMATTING, Bindings, Pattern, PatternError
+from mlapatch.engine.python import check_readable
 
 Definition: TypeAlias = cst.ClassDef | cst.FunctionDef
 Scope: TypeAlias = cst.Module | Definition
@@ -30,20 +31,27 @@ class Found:
 
 @lru_cache(maxsize=8)
 def parse(source: bytes) -> cst.Module:
-    """Parse a file of any coding, BOM and line ending; raises Unreadable."""
+    """Parse a file of any coding, BOM and line ending; raises Unreadable.
+
+    Python's own parser goes first: it says what is wrong in words, and libcst's would end the process on some nestings.
+    """
     try:
-        module = cst.parse_module(source)
+        check_readable(source)
+        return cst.parse_module(source)
     except cst.ParserSyntaxError as error:
         raise Unreadable(f"line {error.raw_line}: not Python: {error.message.splitlines()[0]}") from None
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise Unreadable(f"the file cannot be decoded: {error}") from None
-    return module
+    except ValueError as error:
+        raise Unreadable(str(error)) from None
 
 
 def check_exact(module: cst.Module, source: bytes) -> None:
     """Raise Unreadable where taking the file apart and putting it together again would change a byte."""
-    if module.bytes != source:
-        raise Unreadable("the file has line endings or form feeds that the parser would change")
+    if (again := module.bytes) != source:
+        pairs = zip(again.splitlines(keepends=True), source.splitlines(keepends=True), strict=False)
+        line = next((n for n, (one, other) in enumerate(pairs, 1) if one != other), 1)
+        raise Unreadable(f"line {line}: the parser would change line endings, form feeds or blanks at the file's end")
 
 
 @lru_cache(maxsize=2048)

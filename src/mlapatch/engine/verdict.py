@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TypeAlias
+from functools import lru_cache, wraps
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import libcst as cst
 from packaging.version import Version
@@ -28,8 +29,26 @@ class Fits:
 
 
 Applied: TypeAlias = Fits | Judgement
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
+def _bounded(
+    how: Callable[Concatenate[bytes, Patch, _P], _T],
+) -> Callable[Concatenate[bytes, Patch, _P], _T | Judgement]:
+    """What is nested too deeply for a walk over it is no bug: it is not read."""
+
+    @wraps(how)
+    def bounded(source: bytes, patch: Patch, /, *args: _P.args, **kwargs: _P.kwargs) -> _T | Judgement:
+        try:
+            return how(source, patch, *args, **kwargs)
+        except RecursionError:
+            return _unreadable(patch, tree.Unreadable("code is nested too deeply to be taken apart"))
+
+    return bounded
+
+
+@_bounded
 def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool = True) -> Judgement:
     """What this patch is to this file, by structure alone: applied, applicable, superseded, drifted, ambiguous,
     edited or unsupported (by version). `lost`, `conflicts` and the machine's limits need more than one file.
@@ -37,10 +56,11 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
     """
     try:
         module = tree.parse(source)
-        if prove and (b"\r" in source or b"\f" in source):  # else known to be exact; `apply` looks at every file
+        blank_end = source.rstrip(b"\r\n").endswith((b" ", b"\t"))
+        if blank_end or b"\r" in source or b"\f" in source:  # else known to be exact; `apply` looks at every file
             tree.check_exact(module, source)
     except tree.Unreadable as error:
-        return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target}: {error}")
+        return _unreadable(patch, error)
     presence = _presence(module, patch, version)
     if presence is not None:
         return presence
@@ -56,24 +76,38 @@ def judge(source: bytes, patch: Patch, version: Version | None, *, prove: bool =
 
 
 @lru_cache(maxsize=32)
+@_bounded
 def presence(source: bytes, patch: Patch, version: Version | None) -> Judgement | None:
     """Applied or edited, or None where nothing of the patch is in the file; drifted where that cannot be told."""
     try:
         return _presence(tree.parse(source), patch, version)
     except tree.Unreadable as error:
-        return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target}: {error}")
+        return _unreadable(patch, error)
 
 
 @lru_cache(maxsize=8)  # a command proves its result before it takes the lock, and again with the lock
+@_bounded
 def apply(source: bytes, patch: Patch, version: Version | None) -> Applied:
     """The file with the patch, proven before it is returned, or the judgement that says why not."""
     try:
         module = tree.parse(source)
         tree.check_exact(module, source)
     except tree.Unreadable as error:
-        return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target}: {error}")
+        return _unreadable(patch, error)
     outcome = _edited(source, module, patch, version)
     return _proven(source, outcome, patch, version) if isinstance(outcome, Patched) else outcome
+
+
+def _unreadable(patch: Patch, error: tree.Unreadable) -> Judgement:
+    return Judgement(
+        patch.name,
+        Verdict.DRIFTED,
+        f"{patch.target}: {error}",
+        scope=patch.target,
+        expected="Python source that can be taken apart and put together again",
+        found=str(error),
+        next="put the file right or back (git checkout, or install this SGLang anew), then run the same command again",
+    )
 
 
 def _edited(source: bytes, module: cst.Module, patch: Patch, version: Version | None) -> Patched | Judgement:
