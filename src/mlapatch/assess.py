@@ -133,8 +133,8 @@ def assess(target: Target, catalogue: Catalogue, machine: Machine) -> Assessment
     files: dict[str, File] = {}
     for relative in dict.fromkeys(patch.target for patch in catalogue.patches.values()):
         path = target.file(relative)
-        if path.is_file():
-            files[relative] = File(relative, path, _read(path), entries.get(relative), _original(target, relative))
+        if (data := _read(path)) is not None:
+            files[relative] = File(relative, path, data, entries.get(relative), _original(target, relative))
     found = Assessment(target, catalogue, machine, files)
     cache = VerdictCache.default()
     for patch in catalogue.patches.values():
@@ -146,13 +146,24 @@ def assess(target: Target, catalogue: Catalogue, machine: Machine) -> Assessment
     return found
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> bytes | None:
+    """The bytes; None where nothing has this name."""
     try:
-        return path.read_bytes()
+        if path.is_file():
+            return path.read_bytes()
+        if not path.is_symlink() and not path.exists():
+            return None
+        found = "a folder" if path.is_dir() else "a device or pipe" if path.exists() else "a link to nothing"
     except OSError as error:
-        raise MlapatchError(
-            Exit.ENVIRONMENT, "a target file cannot be read", where=str(path), found=str(error.strerror)
-        ) from None
+        found = str(error.strerror)
+    raise MlapatchError(
+        Exit.ENVIRONMENT,
+        "a target file cannot be read",
+        where=str(path),
+        expected="a regular file that this user may read",
+        found=found,
+        next="run as the user who may read it, or put the file back (git checkout, or install this SGLang anew)",
+    )
 
 
 def _original(target: Target, relative: str) -> str:

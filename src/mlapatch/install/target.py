@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.machinery
 import importlib.util
 import json
@@ -66,8 +67,8 @@ class Target:
     def record(self) -> dict[str, str]:
         """sha256 (hex) by path in site-packages, from the wheel's RECORD; empty without one."""
         try:
-            return parse_record(self._record)
-        except ValueError:
+            return parse_record(self._record, installed=True)
+        except (ValueError, csv.Error):
             return {}
 
     @cached_property
@@ -87,19 +88,27 @@ class Target:
         begin = self._record.find(f"\n{path},".encode()) + 1
         end = self._record.find(b"\n", begin)
         try:
-            return parse_record(self._record[begin : None if end < 0 else end]).get(path, "")
-        except ValueError:
+            return parse_record(self._record[begin : None if end < 0 else end], installed=True).get(path, "")
+        except (ValueError, csv.Error):
             return ""
 
 
 def find_target(sglang: Path | None = None, python: str | None = None) -> Target:
     """The SGLang at a path, or that an interpreter would import; MlapatchError (exit 5) where there is none."""
-    if sglang is not None:
-        return _at(_package_in(sglang), python or sys.executable, ())
-    probe = _probe_other(python) if python else _probe_here()
-    package = _imported(probe)
-    path = tuple(str(p) for p in probe["path"])
-    return _at(package, str(probe["exe"]), path)
+    try:
+        if sglang is not None:
+            return _at(_package_in(sglang), python or sys.executable, ())
+        probe = _probe_other(python) if python else _probe_here()
+        return _at(_imported(probe), str(probe["exe"]), tuple(str(p) for p in probe["path"]))
+    except PermissionError as error:
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "no permission to look for SGLang",
+            where=str(error.filename),
+            expected="folders that this user may enter and read",
+            found=str(error.strerror),
+            next="run as a user who may, or open them: chmod a+rX",
+        ) from None
 
 
 def _probe_here() -> dict[str, Any]:
@@ -113,7 +122,8 @@ def _probe_other(python: str) -> dict[str, Any]:
         done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:
             raise OSError((done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1])
-        found: dict[str, Any] = json.loads(done.stdout)
+        said = done.stdout.splitlines()  # a sitecustomize or .pth of theirs may have printed before
+        found: dict[str, Any] = json.loads(said[-1] if said else "")
     except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError) as error:
         raise MlapatchError(
             Exit.ENVIRONMENT,
@@ -138,6 +148,16 @@ def _imported(probe: dict[str, Any]) -> Path:
     if origin:
         return Path(str(origin)).parent.resolve()
     if places:
+    for place in map(Path, places):
+        if (init := place / "__init__.py").is_symlink():
+            raise MlapatchError(
+                Exit.ENVIRONMENT,
+                "the files of sglang are links to nothing (was uv's cache cleaned after an install with symlinks?)",
+                where=str(init),
+                expected="a file",
+                found=f"a link to {init.readlink()}",
+                next="install sglang anew: uv pip install --reinstall --no-deps sglang==VERSION",
+            )
         raise MlapatchError(
             Exit.ENVIRONMENT,
             "sglang is a leftover folder without __init__.py (a namespace package), not an installed SGLang",
@@ -176,8 +196,9 @@ def _package_in(path: Path) -> Path:
 
 
 def _at(package: Path, python: str, path: Sequence[str]) -> Target:
-    dist_info = _dist_info(package.parent)
-    recorded = dist_info is not None and (dist_info / "RECORD").is_file() and _lists_package(dist_info)
+    said = _version(package, None)
+    dist_info, left = _dist_info(package.parent, said)
+    recorded = dist_info is not None
     repository = None if recorded else _repository(package)
     if repository is not None and not _tracked(repository, package):
         repository = None
@@ -196,6 +217,9 @@ def _at(package: Path, python: str, path: Sequence[str]) -> Target:
     return Target(
         package=package,
         install=install,
+    notes += tuple(f"{p} is left of another install; mlapatch and importlib.metadata may differ" for p in left)
+    if dist_info is not None and said not in (None, _named_version(dist_info)):
+        notes += (f"the package says that it is SGLang {said}, and {dist_info} that it is another",)
         version=_version(package, dist_info if recorded else editable),
         python=python,
         path=tuple(path),
@@ -206,10 +230,15 @@ def _at(package: Path, python: str, path: Sequence[str]) -> Target:
     )
 
 
-def _dist_info(site: Path) -> Path | None:
-    """The newest `sglang-*.dist-info` beside the package."""
-    found = [(v, p) for p in site.glob("sglang-*.dist-info") if (v := _named_version(p))]
-    return max(found)[1] if found else None
+def _dist_info(site: Path, said: Version | None) -> tuple[Path | None, list[Path]]:
+    """The `sglang-*.dist-info` whose RECORD lists the package, and the ones left of other installs.
+
+    Of several the one that agrees with the version that the package says, else the newest.
+    """
+    found = [(v == said, v, p) for p in site.glob("sglang-*.dist-info") if (v := _named_version(p))]
+    listing = [row for row in found if _lists_package(row[2])]
+    chosen = max(listing)[2] if listing else None
+    return chosen, [p for _, _, p in sorted(found) if chosen is not None and p != chosen]
 
 
 def _lists_package(dist_info: Path) -> bool:
@@ -259,7 +288,7 @@ def _version(package: Path, dist_info: Path | None) -> Version | None:
         return version
     for name in ("_version.py", "version.py"):
         try:
-            text = (package / name).read_text(encoding="utf-8")
+            text = (package / name).read_text(encoding="utf-8") if (package / name).is_file() else ""
         except (OSError, UnicodeDecodeError):
             continue
         for match in re.finditer(

@@ -55,11 +55,14 @@ class ReleaseFiles:
         return parse_requires(self.files[f"{self.dist_info}/METADATA"])
 
 
-def parse_record(text: bytes) -> dict[str, str]:
-    """RECORD -> sha256 (hex) by path in site-packages; what is not sha256 (RECORD itself) is left out."""
+def parse_record(text: bytes, *, installed: bool = False) -> dict[str, str]:
+    """RECORD -> sha256 (hex) by path in site-packages; what is not sha256 (RECORD itself) is left out.
+
+    `installed`: it is the one in site-packages, where pip and uv list the scripts that they made outside, too.
+    """
     found = {}
     for row in csv.reader(io.StringIO(text.decode("utf-8"))):
-        if len(row) < 2 or not row[1].startswith("sha256="):
+        if len(row) < 2 or not row[1].startswith("sha256=") or (installed and _escapes(row[0])):
             continue
         encoded = row[1].removeprefix("sha256=")
         path = _installed_path(row[0])
@@ -154,8 +157,13 @@ def _installed_path(name: str) -> str | None:
     parts = PurePosixPath(name).parts
     if name.endswith("/") or not parts:
         return None
-    if name.startswith("/") or ".." in parts or "\\" in name or ":" in parts[0]:
-        raise MlapatchError(Exit.ENVIRONMENT, "the wheel has a member outside its own folder", found=name)
+    if _escapes(name):
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "the wheel has a member outside its own folder",
+            found=name,
+            next="do not install it; download it again from an index that you trust",
+        )
     if parts[0].endswith(".data"):
         return "/".join(parts[2:]) if len(parts) > 2 and parts[1] in ("purelib", "platlib") else None
     return "/".join(parts)
@@ -166,6 +174,12 @@ def _version_of(wheel: Path) -> Version:
         return parse_wheel_filename(wheel.name)[1]
     except InvalidWheelFilename as error:
         raise _damaged(wheel, "a wheel's file name (name-version-tags.whl)", wheel.name) from error
+def _escapes(name: str) -> bool:
+    """Whether a path leads out of site-packages, here or on another system."""
+    parts = PurePosixPath(name).parts
+    return name.startswith("/") or ".." in parts or "\\" in name or any(":" in part for part in parts[:1])
+
+
 
 
 @contextlib.contextmanager
