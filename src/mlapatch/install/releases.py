@@ -43,7 +43,12 @@ def select(
         inside = list(specifier.filter(known, prereleases=True if pre else None))
         if not inside:
             newest = ", ".join(str(v) for v in known[-3:])
-            raise MlapatchError(Exit.ENVIRONMENT, f"no release of SGLang is {text}", found=f"the newest are {newest}")
+            raise MlapatchError(
+                Exit.ENVIRONMENT,
+                f"no release of SGLang is {text}",
+                found=f"the newest are {newest}",
+                next="mlapatch check --release latest",
+            )
         ranged.update(dict.fromkeys(inside))
     return sorted(named), sorted(version for version in ranged if version not in named)
 
@@ -61,7 +66,11 @@ def supported(specifiers: Iterable[str], known: Iterable[Version], *, pre: bool 
 def _newest(known: Sequence[Version], pre: bool) -> Version:
     admitted = [version for version in known if pre or not version.is_prerelease]
     if not admitted:
-        raise MlapatchError(Exit.ENVIRONMENT, "the package index has no release of SGLang")
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "the package index has no release of SGLang",
+            next="pip index versions sglang shows which index is asked",
+        )
     return admitted[-1]
 
 
@@ -137,7 +146,12 @@ def files_at_ref(package: Path, repository: Path, ref: str, relatives: Iterable[
 
     base = package.relative_to(repository).as_posix()
     if ref.startswith("-") or _git(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}") is None:
-        raise MlapatchError(Exit.USAGE, f"'{ref}' is no commit of the checkout", where=str(repository))
+        raise MlapatchError(
+            Exit.USAGE,
+            f"'{ref}' is no commit of the checkout",
+            where=str(repository),
+            next="git fetch --tags in that checkout, or name another ref",
+        )
     found = {}
     for relative in relatives:
         data = _git(repository, "cat-file", "blob", f"{ref}:{base}/{relative}")
