@@ -6,17 +6,25 @@ import base64
 import contextlib
 import hashlib
 import http.server
+import os
+import shutil
+import sys
 import threading
 import time
 import zipfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 BACKEND = "sglang/srt/layers/attention/flashinfer_mla_backend.py"
+
+
+def find_uv() -> str | None:
+    """uv beside this interpreter (a virtual environment need not be on PATH), else on PATH."""
+    return shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
 def make_wheel(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from mlapatch.install import index as index_module
 from mlapatch.install.wheels import WheelStore, read_wheel, unpack_wheel
 from tests.conftest import TreeFactory
 from tests.corpus import BACKEND, CONTENTS, RELEASES, Corpus
-from tests.install.local_index import LocalIndex, make_wheel
+from tests.install.local_index import LocalIndex, find_uv, make_wheel
 
 OTHER = "sglang/srt/model_executor/model_runner.py"
 NOISE = random.Random(7).randbytes(3_000_000)  # noqa: S311
@@ -314,8 +313,10 @@ def test_an_old_pip_without_index_still_lists(
 def test_uv_finds_pip_for_a_venv_that_has_none(
     store: WheelStore, local: LocalIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uv = shutil.which("uv")
+    uv = find_uv()
     if uv is None:
-        pytest.skip("uv is not on PATH")
+        pytest.skip("uv is not installed")
+    if subprocess.run([uv, "tool", "run", "--quiet", "pip", "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("uv cannot fetch pip here")
     monkeypatch.setattr(index_module, "pip_command", lambda: [uv, "tool", "run", "--quiet", "pip"])
     assert store.files("1.0", [BACKEND]).files[BACKEND] == b"one\n"
