@@ -13,9 +13,11 @@ from typing import Any
 from packaging.version import Version
 
 from mlapatch import __version__
+from mlapatch.disk import write_atomically
 from mlapatch.engine.judgement import Judgement
 from mlapatch.engine.patch import Patch
-from mlapatch.install.write import sha256, write_atomically
+from mlapatch.install.write import sha256
+from mlapatch.jsontext import parsed_object
 
 LIMIT = 4000
 
@@ -29,9 +31,7 @@ class VerdictCache:
         self.changed = False
         if path is not None:
             with contextlib.suppress(OSError, ValueError):
-                kept = json.loads(path.read_bytes())
-                if isinstance(kept, dict):
-                    self.kept = kept
+                self.kept = parsed_object(path.read_bytes())
 
     @classmethod
     def default(cls) -> VerdictCache:
@@ -51,7 +51,7 @@ class VerdictCache:
         """The kept judgement, or a new one (`how` defaults to the engine's, without the proof by compilation)."""
         key = f"{sha256(source)} {patch.digest} {version} {_engine_digest()} {getattr(how, '__name__', '')}"
         if key in self.kept:
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 return Judgement.from_cache(self.kept[key])
         if how is None:
             from mlapatch.engine.verdict import judge

@@ -43,9 +43,10 @@ def apply(
         return _run(names, assess(target, catalogue, machine), dry_run=True, force=force)
     first = assess(target, catalogue, machine)
     wanted, _ = _plan(names, first, force)
-    if not wanted or not _changes(first, wanted):  # nothing to write, or a refusal: no lock, no state folder
-        return _run(names, first, dry_run=False, force=force)
     journal = Journal(target.state_folder)
+    if not wanted or not _changes(first, wanted):  # nothing to write, or a refusal: no lock, no state folder
+        journal.repair()
+        return _run(names, first, dry_run=False, force=force)
     with journal.locked():
         return _run(names, assess(target, catalogue, machine), dry_run=False, force=force)
 

@@ -28,14 +28,18 @@ def revert(
     catalogue = load_catalogue(patches)
     target = find_target(sglang, python)
     machine = machine_of(target, sm=1)  # no GPU matters to a revert
-    known = set(catalogue.patches) | {n for e in Journal(target.state_folder).entries().values() for n in e.patches}
+    journal = Journal(target.state_folder)
+    known = set(catalogue.patches) | {n for e in journal.entries().values() for n in e.patches}
     for name in names or ():
         if name not in known:
             catalogue.get(name)
     found = assess(target, catalogue, machine)
-    if dry_run or not _changes(found, names):
-        return _run(found, names, dry_run=dry_run)
-    with Journal(target.state_folder).locked():
+    if dry_run:
+        return _run(found, names, dry_run=True)
+    if not _changes(found, names):
+        journal.repair()
+        return _run(found, names, dry_run=False)
+    with journal.locked():
         return _run(assess(target, catalogue, machine), names, dry_run=False)
 
 

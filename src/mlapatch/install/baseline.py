@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlapatch.disk import environment_errors, make_folder, write_atomically
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.install.journal import Journal
 from mlapatch.install.target import Target
-from mlapatch.install.write import environment_errors, sha256, write_atomically
+from mlapatch.install.write import sha256
 
 NAME = "mlapatch-guard.toml"
 FORMAT = 1
@@ -30,6 +31,7 @@ WATCHED = (
 )
 """Always in the baseline, edited or not: where the SM120 and flashinfer_cutlass edits of GLM-5 live."""
 
+_PATH = re.compile(r"(?!/)[^\x00-\x1f\x7f]{1,1000}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _HEAD = """\
 # The local edits of an SGLang, without mlapatch's own, as `mlapatch guard record` found them.
@@ -87,7 +89,7 @@ def load_baseline(path: Path) -> Baseline:
     """Read a baseline. MlapatchError (exit 4) where it does not say one: nothing would be guarded."""
     try:
         return _parsed(path.read_text("utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MlapatchError(
             Exit.REFUSED,
             "the baseline cannot be read, so nothing proves that local edits are untouched",
@@ -99,7 +101,7 @@ def load_baseline(path: Path) -> Baseline:
 
 def save_baseline(path: Path, baseline: Baseline) -> None:
     """Write a baseline, whole or not at all."""
-    with environment_errors(path.parent):
+    with environment_errors(path.parent, "what is there is whole, the old baseline or the new one"):
         write_atomically(path, rendered(baseline).encode(), like=path.stat() if path.exists() else None)
 
 
@@ -107,7 +109,7 @@ def keep(target: Target, baseline: Baseline, contents: Iterable[bytes]) -> None:
     """Keep a copy of the baseline and the bytes behind it in the state folder; MlapatchError where it is read-only."""
     folder = kept_folder(target)
     with Journal(target.state_folder).locked(), environment_errors(folder):
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         wanted = {sha256(data): data for data in contents}
         for name, data in wanted.items():
             if kept_bytes(target, name) is None:
@@ -167,7 +169,9 @@ def _file(row: Mapping[str, Any]) -> Recorded:
     path, state, original = str(row["path"]), str(row["state"]), str(row.get("original", ""))
     edited = original if state == "unedited" else str(row.get("edited", ""))
     file = Recorded(path, original, edited, str(row.get("diff", "")))
-    if _state(file) != state or path.startswith("/") or ".." in path.split("/"):
+    if not _PATH.fullmatch(path) or ".." in path.split("/"):
+        raise ValueError(f"{path!r:.120} is no path inside the sglang package")
+    if _state(file) != state:
         raise ValueError(f"{path}: 'state', 'original' and 'edited' do not go together")
     for digest in filter(None, (original, edited)):
         if not re.fullmatch(r"[0-9a-f]{64}", digest):

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlapatch.disk import (
+    TEMPORARY,
+    drop_leftovers,
+    environment_errors,
+    make_folder,
+    sync_folder,
+    write_atomically,
+)
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.install.write import TEMPORARY, environment_errors, replace_file, sha256, sync_folder, write_atomically
+from mlapatch.install.write import Staged, replace_file, sha256, stage
+from mlapatch.jsontext import parsed_object
 
 LOCK_SECONDS = 30.0
 FORMAT = 1
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,8 @@ class Journal:
 
     def object(self, digest: str) -> bytes | None:
         """Kept bytes, proven by their sha256."""
+        if not _DIGEST.fullmatch(digest):  # a damaged journal can name any file
+            return None
         try:
             data = (self.folder / "objects" / digest).read_bytes()
         except OSError:
@@ -71,10 +84,7 @@ class Journal:
     def locked(self) -> Iterator[None]:
         """One writer at a time; MlapatchError (exit 5) where another one does not finish."""
         with environment_errors(self.folder.parent):
-            self.folder.mkdir(exist_ok=True)
-            ignore = self.folder / ".gitignore"
-            if not ignore.exists():
-                write_atomically(ignore, b"*\n")
+            make_folder(self.folder)
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.folder / "lock")
@@ -89,11 +99,38 @@ class Journal:
                     next="wait for it to end, then run the same command again",
                 ) from None
         try:
-            for leftover in self.folder.glob(f".*{TEMPORARY}"):  # of a kill; the lock is ours
-                leftover.unlink(missing_ok=True)
+            with environment_errors(self.folder):
+                self._settle()
             yield
         finally:
-            lock.release()
+            with contextlib.suppress(OSError):  # the end of the process gives it back
+                lock.release()
+
+    def repair(self) -> None:
+        """Take back what a kill left half done, where there is something and the state can be written."""
+        if self._pending() or any(self.folder.rglob(f"*{TEMPORARY}")):
+            with contextlib.suppress(MlapatchError), self.locked():
+                pass
+
+    def _settle(self) -> None:
+        """Under the lock: what a kill left half-written goes, and an interrupted transaction becomes what it did."""
+        ignore = self.folder / ".gitignore"
+        if not ignore.exists():
+            write_atomically(ignore, b"*\n")
+        for folder in (self.folder, self.folder / "objects", self.folder / "guard"):
+            drop_leftovers(folder)
+        if pending := self._pending():
+            for step in pending.values():
+                path = Path(step["path"])
+                drop_leftovers(path.parent, path.name)
+            self._write(self.entries(), {})
+
+    def _pending(self) -> dict[str, Any]:
+        kept = self._read()
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            _entries(kept)
+            return dict(kept["pending"]) if kept.get("format") == FORMAT else {}
+        return {}
 
     def commit(self, changes: list[Change]) -> None:
         """Carry out changes: objects first, then the intent, then each file, then the record of it.
@@ -103,35 +140,56 @@ class Journal:
         with environment_errors(self.folder.parent):
             self._refuse_newer()
             entries = self.entries()
-            for change in changes:
-                for digest, data in change.kept.items():
-                    self._keep(digest, data)
+            self._keep({digest: data for change in changes for digest, data in change.kept.items()})
             pending = {
                 c.relative: {"path": str(c.path), "new": sha256(c.new), "entry": c.entry and c.entry.as_dict()}
                 for c in changes
             }
             self._write(entries, pending)
-            try:
-                for change in changes:
-                    if change.new != change.old:
-                        replace_file(change.path, change.new, found=sha256(change.old))
-                listed = {**entries, **{c.relative: c.entry for c in changes}}
-                after = {name: entry for name, entry in listed.items() if entry is not None}
+            self._replace([change for change in changes if change.new != change.old], entries)
+            listed = {**entries, **{c.relative: c.entry for c in changes}}
+            after = {name: entry for name, entry in listed.items() if entry is not None}
+            with contextlib.suppress(OSError):  # the intent says as much, and the next writer settles it
                 self._write(after, {})
-            except BaseException:
-                for change in reversed(changes):
-                    if change.new != change.old and _sha256_of(change.path) == sha256(change.new):
-                        replace_file(change.path, change.old, found=sha256(change.new))
-                self._write(entries, {})
-                raise
-            self._forget(entries, after)
+                self._forget(entries, after)
+
+    def _replace(self, changes: list[Change], entries: Mapping[str, Entry]) -> None:
+        """Every file or none: all are written beside before the first takes its name."""
+        staged: list[Staged] = []
+        done: list[Change] = []
+        try:
+            for change in changes:
+                staged.append(stage(change.path, change.new, found=sha256(change.old)))
+            for one, change in zip(staged, changes, strict=True):
+                done.append(change)
+                one.place()
+        except BaseException as error:
+            for one in staged:
+                one.drop()
+            self._undo(done, entries, error)
+            raise
+
+    def _undo(self, done: list[Change], entries: Mapping[str, Entry], error: BaseException) -> None:
+        changed = [change for change in done if _sha256_of(change.path) == sha256(change.new)]
+        try:
+            for change in reversed(changed):
+                replace_file(change.path, change.old, found=sha256(change.new))
+        except OSError as second:
+            raise MlapatchError(
+                Exit.ENVIRONMENT,
+                f"cannot write: {getattr(error, 'strerror', None) or error}; nor can what was written be undone",
+                where=str(second.filename or changed[-1].path),
+                found=f"each file is whole, old or new; with the patches of this command: {_new_among(changed)}",
+                next="mend the disk; then run the same command again, or mlapatch revert",
+            ) from None
+        with contextlib.suppress(OSError):  # the files are the old ones: the intent counts for none of them
+            self._write(entries, {})
 
     def _read(self) -> dict[str, Any]:
         try:
-            kept = json.loads((self.folder / "journal.json").read_bytes())
+            return parsed_object((self.folder / "journal.json").read_bytes())
         except (OSError, ValueError):
             return {}
-        return kept if isinstance(kept, dict) else {}
 
     def _refuse_newer(self) -> None:
         """Never write over the state of a newer mlapatch: it may be the only place that has the original bytes."""
@@ -154,12 +212,13 @@ class Journal:
         }
         write_atomically(self.folder / "journal.json", json.dumps(kept, indent=1).encode())
 
-    def _keep(self, digest: str, data: bytes) -> None:
+    def _keep(self, contents: Mapping[str, bytes]) -> None:
         folder = self.folder / "objects"
-        folder.mkdir(exist_ok=True)
-        sync_folder(self.folder)
-        if self.object(digest) is None:
-            write_atomically(folder / digest, data)
+        make_folder(folder)
+        for digest, data in contents.items():
+            if self.object(digest) is None:
+                write_atomically(folder / digest, data)
+        sync_folder(folder)  # one that is there may be of a kill between its rename and its sync
 
     def _forget(self, before: Mapping[str, Entry], after: Mapping[str, Entry]) -> None:
         """Drop objects that this step made needless, and half-written ones of kills.
@@ -194,8 +253,13 @@ def _entry(kept: Mapping[str, Any]) -> Entry:
     return Entry(str(kept["base"]), str(kept["after"]), str(kept["sglang"]), patches)
 
 
+def _new_among(changes: list[Change]) -> str:
+    still = [change.relative for change in changes if _sha256_of(change.path) == sha256(change.new)]
+    return ", ".join(still) or "none"
+
+
 def _sha256_of(path: Path) -> str:
     try:
-        return sha256(path.read_bytes())
+        return sha256(path.read_bytes()) if path.is_file() else ""
     except OSError:
         return ""

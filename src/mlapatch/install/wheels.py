@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -28,6 +29,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.install import index
 from mlapatch.install.index import Progress
 from mlapatch.install.wheelfile import ReleaseFiles, disk_error, hash_file, parse_record, read_wheel, unpack_wheel
+from mlapatch.jsontext import parsed_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -91,8 +93,8 @@ class WheelStore:
     def listing(self, *, max_age: float = _LISTING_SECONDS) -> Listing:
         """The index's versions, at most `max_age` seconds old; where the index cannot be reached, the last answer."""
         path, kept = self.root / "listing.json", None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            data = json.loads(path.read_bytes())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            data = parsed_object(path.read_bytes())
             kept = Listing([Version(v) for v in data["versions"]], float(data["asked_at"]))
         now = time.time()
         if kept is not None and 0 <= now - kept.asked_at < max_age:
@@ -113,7 +115,7 @@ class WheelStore:
 
     def _cached(self, version: Version, wanted: list[str]) -> ReleaseFiles | None:
         try:
-            known = json.loads(self._release_path(version).read_bytes())
+            known = parsed_object(self._release_path(version).read_bytes())
             digests: dict[str, str | None] = dict(known["meta"])
             unasked = [path for path in wanted if path not in known["files"]]
             if unasked:  # RECORD tells what the wheel has; another release may have brought the same bytes
@@ -123,10 +125,12 @@ class WheelStore:
             held = {path: digest for path, digest in digests.items() if digest is not None}
             files = {path: self._object(digest) for path, digest in held.items()}
             return ReleaseFiles(version, known["wheel"], known["wheel_sha256"], known["dist_info"], files, held)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def _object(self, digest: str) -> bytes:
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):  # a damaged entry can name any file
+            raise ValueError(f"no digest: {digest!r:.70}")
         data = self._object_path(digest).read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(f"damaged object {digest}")
@@ -136,8 +140,8 @@ class WheelStore:
         for path, data in fresh.files.items():
             self._write(self._object_path(fresh.sha256[path]), data)
         files: dict[str, str | None] = {}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            known = json.loads(self._release_path(version).read_bytes())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            known = parsed_object(self._release_path(version).read_bytes())
             if known["wheel_sha256"] == fresh.wheel_sha256:
                 files = dict(known["files"])
         files.update({path: fresh.sha256.get(path) for path in wanted})
@@ -154,8 +158,8 @@ class WheelStore:
     @contextlib.contextmanager
     def _wheel(self, version: Version, progress: Progress | None, *, keep: bool) -> Iterator[Path]:
         """The wheel of a release: the kept one, else a download, dropped afterwards unless `keep` (pip has a cache)."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            known = json.loads((self.root / "wheels" / f"{version}.json").read_bytes())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            known = parsed_object((self.root / "wheels" / f"{version}.json").read_bytes())
             wheel = self.root / "wheels" / known["sha256"] / known["name"]
             if wheel.is_file() and hash_file(wheel) == known["sha256"]:
                 yield wheel
@@ -183,7 +187,7 @@ class WheelStore:
         for left in self._folder("tmp").iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - left.stat().st_mtime > _STALE_TMP_SECONDS:
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
     @contextlib.contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
@@ -210,17 +214,18 @@ class WheelStore:
         return self.root / "releases" / f"{version}.json"
 
     def _write(self, path: Path, data: bytes) -> None:
-        """A whole file or none: temp file in the same folder, then rename."""
-        self._folder(*path.parent.relative_to(self.root).parts)
-        handle, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+        """A whole file or none; not synced: what a power loss cuts is found out by its sha256, or is no JSON."""
         try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(data)
-            Path(name).replace(path)
+            handle, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=self._folder("tmp"))
+            try:
+                with os.fdopen(handle, "wb") as out:
+                    out.write(data)
+                self._folder(*path.parent.relative_to(self.root).parts)
+                Path(name).replace(path)
+            finally:
+                Path(name).unlink(missing_ok=True)
         except OSError as error:
             raise disk_error(error, path) from error
-        finally:
-            Path(name).unlink(missing_ok=True)
 
 
 def _as_version(version: Version | str) -> Version:

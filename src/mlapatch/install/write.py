@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 import sys
-import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from mlapatch.disk import drop_leftovers, escaped, sync_folder, written_beside
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-
-TEMPORARY = ".mlapatch-tmp"
 
 
 def sha256(data: bytes) -> str:
@@ -22,12 +20,50 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def replace_file(path: Path, data: bytes, *, found: str) -> None:
-    """Replace a file's bytes if they still have the sha256 `found`; mode and owner are kept.
+@dataclass(frozen=True)
+class Staged:
+    """New bytes of a file, on disk beside it under another name; `place` gives them the name."""
 
-    The new bytes go to a temporary file in the same folder and take the name in one step, so a hard link's other
-    names and a symlink's target keep theirs.
+    path: Path
+    temporary: Path
+    found: str
+
+    def place(self) -> None:
+        """Take the name in one step, if the file is still the one that was found."""
+        _refuse_changed(self.path, self.found)
+        drop_bytecode(self.path)
+        self.temporary.replace(self.path)
+        sync_folder(self.path.parent)
+        drop_bytecode(self.path)
+
+    def drop(self) -> None:
+        """Forget the bytes; nothing where they were placed."""
+        with contextlib.suppress(OSError):
+            self.temporary.unlink()
+
+
+def replace_file(path: Path, data: bytes, *, found: str) -> None:
+    """Replace a file's bytes if they still have the sha256 `found`; mode and owner are kept."""
+    staged = stage(path, data, found=found)
+    try:
+        staged.place()
+    except BaseException:
+        staged.drop()
+        raise
+
+
+def stage(path: Path, data: bytes, *, found: str) -> Staged:
+    """Write new bytes beside a file, synced, with its mode and owner; the lock must be ours.
+
+    They take the name later and in one step, so a hard link's other names and a symlink's target keep theirs; and a
+    full disk or a folder that cannot be written to shows before any file of a transaction is touched.
     """
+    _refuse_changed(path, found)
+    drop_leftovers(path.parent, path.name)
+    return Staged(path, written_beside(path, data, path.stat()), found)
+
+
+def _refuse_changed(path: Path, found: str) -> None:
     current = sha256(path.read_bytes())
     if current != found:
         raise MlapatchError(
@@ -38,61 +74,20 @@ def replace_file(path: Path, data: bytes, *, found: str) -> None:
             found=f"sha256 {current[:16]}",
             next="run the same command again",
         )
-    for leftover in path.parent.glob(f".{_escaped(path.name)}.*{TEMPORARY}"):  # of a kill; the lock is ours
-        leftover.unlink(missing_ok=True)
-    drop_bytecode(path)
-    write_atomically(path, data, like=path.stat())
-    drop_bytecode(path)
-
-
-def write_atomically(path: Path, data: bytes, *, like: os.stat_result | None = None) -> None:
-    """Write beside, fsync, rename; `like` gives mode and owner."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode) if like is not None else _new_file_mode())
-            if like is not None and (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
-                with contextlib.suppress(PermissionError):
-                    os.fchown(file.fileno(), like.st_uid, like.st_gid)
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
-    sync_folder(path.parent)
-
-
-def _new_file_mode() -> int:
-    """As `open` would make it (mkstemp's files are private): whoever runs the server must be able to read the state."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return 0o666 & ~mask
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in the folder outlast a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:  # some network file systems cannot
-        pass
-    finally:
-        os.close(descriptor)
 
 
 def drop_bytecode(path: Path) -> None:
-    """Remove the compiled forms of a source file, of every interpreter and optimisation level.
+    """Remove the compiled forms of a source file, of every interpreter and optimisation level, for good.
 
     A restored file can have the size and time of the one that was compiled, and an unchecked-hash .pyc is never
-    compared with its source at all.
+    compared with its source at all: one that a power loss brings back beside other bytes would run.
     """
     for folder in bytecode_folders(path.parent):
-        for compiled in folder.glob(f"{_escaped(path.stem)}.*.pyc"):
+        for compiled in folder.glob(f"{escaped(path.stem)}.*.pyc"):
             with contextlib.suppress(FileNotFoundError):
                 compiled.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            sync_folder(folder)
 
 
 def bytecode_folders(folder: Path) -> Iterator[Path]:
@@ -101,36 +96,3 @@ def bytecode_folders(folder: Path) -> Iterator[Path]:
     for prefix in {os.environ.get("PYTHONPYCACHEPREFIX"), sys.pycache_prefix}:
         if prefix:
             yield Path(prefix) / folder.relative_to(folder.anchor)
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
-
-
-@contextlib.contextmanager
-def environment_errors(where: Path) -> Iterator[None]:
-    """Turn a read-only or full file system into a clear exit 5."""
-    try:
-        yield
-    except PermissionError as error:
-        raise MlapatchError(
-            Exit.ENVIRONMENT,
-            "no permission to write; nothing was changed",
-            where=str(error.filename or where),
-            found=f"owner {_owner(where)}, running as uid {os.geteuid()}",
-            next="run as the owner, or patch when the image is built",
-        ) from None
-    except OSError as error:
-        raise MlapatchError(
-            Exit.ENVIRONMENT,
-            f"cannot write: {error.strerror}; nothing was changed",
-            where=str(error.filename or where),
-            next="make room or remount it writable, then run the same command again",
-        ) from None
-
-
-def _owner(path: Path) -> str:
-    try:
-        return f"uid {path.stat().st_uid}"
-    except OSError:
-        return "unknown"
