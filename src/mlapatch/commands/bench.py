@@ -66,6 +66,7 @@ def bench(
         with bar("requests", total) as advance:
             cases = benchmark.measure(server, load, advance)
         result |= _result(cases, serving.describe(server))
+    run = run if result.pop("kept", True) else None
     data = {"run": run, "setup": setup, **result}
     return Outcome(data=data, blocks=_blocks(setup, cases, result["notes"], run, label))
 
@@ -128,7 +129,11 @@ def keeping(
         except BaseException as error:
             store.finish(run, {**result, "error": f"{type(error).__name__}: {error}"}, status="failed")
             raise
-        store.finish(run, result, setup=setup)
+        try:
+            store.finish(run, result, setup=setup)
+        except MlapatchError as error:  # what was measured is shown all the same
+            result["notes"] = [*result.get("notes", ()), f"not kept as a run: {error.what} ({error.found})"]
+            result["kept"] = False
 
 
 def _result(cases: Sequence[Case], notes: list[str]) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def profile(
         data, metrics, blocks = read_all(found.files, hints, top)
         result |= {"trace": data, "metrics": metrics, "folder": str(plan.folder)}
         result["notes"] = [*serving.describe(server), *found.notes, *_distortion(found, data)]
+    run = run if result.pop("kept", True) else None
     closing = [f"The traces are in {plan.folder}."]
     if run is not None:
         closing.append(f"Kept as run {run}. Next: apply a patch, restart, profile, then mlapatch compare {run} last.")

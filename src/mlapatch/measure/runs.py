@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from mlapatch import __version__
+from mlapatch.disk import make_folder
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
+from mlapatch.jsontext import parsed_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -89,7 +91,7 @@ class Run:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
@@ -109,11 +111,12 @@ class Store:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_path()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         except (sqlite3.Error, OSError) as error:
             raise self._unusable(str(error)) from None
         try:
+            self._refuse_foreign()
             self._use_wal()
             self._migrate()
         except sqlite3.Error as error:
@@ -138,6 +141,22 @@ class Store:
             next="give another one with --db PATH",
         )
 
+    def _refuse_foreign(self) -> None:
+        """Never change another program's database; nothing is written before this."""
+        self._db.execute("BEGIN")  # one look: another process may be making the tables right now
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        version = self._version()
+        self._db.execute("COMMIT")
+        if ("runs" in tables) != bool(version) or (tables and not version):
+            raise MlapatchError(
+                Exit.ENVIRONMENT,
+                "this is the database of another program",
+                where=str(self.path),
+                expected="the table 'runs', or an empty file",
+                found=", ".join(sorted(tables)[:5]) or "none",
+                next="give another one with --db PATH",
+            )
+
     def _use_wal(self) -> None:
         """Readers and a writer side by side. Where the file system cannot do it, the journal stays as it was."""
         deadline = time.monotonic() + BUSY_SECONDS
@@ -149,7 +168,7 @@ class Store:
                 if "locked" not in str(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
-        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA synchronous = FULL")  # NORMAL may lose the last runs in a power loss
 
     def _migrate(self) -> None:
         if self._version() < len(MIGRATIONS):
@@ -173,13 +192,22 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+        with self._usable():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite ends it by itself where the disk is full
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._unusable(str(error)) from None
 
     def start(self, kind: str, setup: dict[str, Any], label: str = "") -> int:
         """Write down that a run begins; its id is what `finish` takes and what people type."""
@@ -217,10 +245,9 @@ class Store:
     def all(self, kind: str | None = None, limit: int | None = None) -> list[Run]:
         """Runs, the newest first."""
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
-        rows = self._db.execute(
-            f"SELECT {_COLUMNS} FROM runs {where} ORDER BY id DESC LIMIT ?",  # noqa: S608  constants only
-            (*values, -1 if limit is None else limit),
-        )
+        query = f"SELECT {_COLUMNS} FROM runs {where} ORDER BY id DESC LIMIT ?"  # noqa: S608  constants only
+        with self._usable():
+            rows = self._db.execute(query, (*values, -1 if limit is None else limit)).fetchall()
         return [_run(row) for row in rows]
 
     def get(self, name: str) -> Run:
@@ -254,12 +281,18 @@ class Store:
         added = 0
         with self._writing():
             for run in runs:
-                row = [run.get(key, "") for key in ("uid", "kind", "label", "status", "started", "finished", "host")]
-                row += [int(run.get("pid", 0)), str(run.get("mlapatch", ""))]
+                row = [
+                    _text(run.get(k) or "") for k in ("uid", "kind", "label", "status", "started", "finished", "host")
+                ]
+                pid = run.get("pid")
+                row += [str(pid if isinstance(pid, int) and 0 < pid < 1 << 31 else 0), _text(run.get("mlapatch") or "")]
                 cursor = self._db.execute(
                     "INSERT OR IGNORE INTO runs (uid, kind, label, status, started, finished, host, pid, mlapatch, "
                     "setup, result) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (*row, _json(run.get("setup") or {}), _json(run.get("result") or {})),
+                    (
+                        *row,
+                        *(_json(found if isinstance(found := run.get(k), dict) else {}) for k in ("setup", "result")),
+                    ),
                 )
                 added += cursor.rowcount
         return added
@@ -275,8 +308,25 @@ def _json(value: dict[str, Any]) -> str:
 
 def _run(row: tuple[Any, ...]) -> Run:
     values: dict[str, Any] = dict(zip(_COLUMNS.split(", "), row, strict=True))
-    values |= {key: orjson.loads(values[key]) for key in ("setup", "result")}
+    for key in ("uid", "kind", "label", "status", "started", "host", "mlapatch"):
+        values[key] = _text(values[key])
+    values["finished"] = None if values["finished"] is None else _text(values["finished"])
+    values["pid"] = values["pid"] if isinstance(values["pid"], int) else 0
+    values |= {key: _object(values[key]) for key in ("setup", "result")}
     return Run(**values)
+
+
+def _text(cell: object) -> str:
+    """What SQLite lets stand in a column of text, whatever it was declared."""
+    return cell.decode("utf-8", "backslashreplace") if isinstance(cell, bytes) else str(cell)
+
+
+def _object(cell: object) -> dict[str, Any]:
+    """A run's set-up or result; where it is damaged, a result that says so: other runs can be read all the same."""
+    try:
+        return parsed_object(_text(cell))
+    except ValueError as error:
+        return {"error": f"this part of the run is damaged: {error}"}
 
 
 def now() -> str:
