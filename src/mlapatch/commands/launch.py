@@ -213,7 +213,7 @@ def _start(plan: Plan, logs: Path, name: str) -> tuple[Tree, RunRecord, tuple[st
         sglang=facts.sglang if facts else "",
         patches={n: file.sha256 for file in facts.files for n in file.patches} if facts else {},
     )
-    record.save()
+    record.save(otherwise=tree.stop)  # `stop` and `logs` would not find it
     return tree, record, secrets
 
 
@@ -257,7 +257,7 @@ class _Run:
         problem, warnings = self._check_ready()
         if problem:
             return self._unfit(problem)
-        self.record = self.record.with_state(READY)
+        self.record = self.record.with_state(READY, tell=self.tell)
         blocks: list[Block] = [Warn(text) for text in warnings]
         summary = Pairs([("ready", self.follower.url), ("pid", str(self.record.pid)), ("log", self.record.log)])
         if detach:
@@ -278,7 +278,7 @@ class _Run:
         self.follower.close()
         self.tree.stop()
         self.tree.finish_log()
-        self.record = self.record.with_state(state, diagnosis)
+        self.record = self.record.with_state(state, diagnosis, tell=self.tell)
 
     def _check_ready(self) -> tuple[str, list[str]]:
         options = self.plan.options

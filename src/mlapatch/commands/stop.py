@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.outcome import Outcome, Text
+from mlapatch.outcome import Outcome, Text, Warn
 from mlapatch.serve.processes import Tree, find
 from mlapatch.serve.run_record import STOPPED, RunRecord, load_all
 
@@ -26,14 +26,14 @@ def stop(*, name: str = "", logs: Path = Path("logs"), every: bool = False, grac
             found=", ".join(f"{record.name} (pid {record.pid})" for record, _ in running),
             next="mlapatch stop NAME or PID, or mlapatch stop --all",
         )
-    lines, stopped = [], []
+    lines, stopped, warnings = [], [], list[str]()
     for record, tree in running:
         killed = tree.stop(grace=grace)
-        record.with_state(STOPPED)
+        record.with_state(STOPPED, tell=warnings.append)
         how = f"; {len(killed)} of its processes did not end by themselves and were killed" if killed else ""
         lines.append(f"stopped {record.name} (pid {record.pid}){how}")
         stopped.append({"name": record.name, "pid": record.pid, "killed": killed, "log": record.log})
-    return Outcome(data={"stopped": stopped}, blocks=[Text(lines)])
+    return Outcome(data={"stopped": stopped}, blocks=[*(Warn(text) for text in warnings), Text(lines)])
 
 
 def alive(record: RunRecord) -> Tree | None:

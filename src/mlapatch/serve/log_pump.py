@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -57,19 +58,56 @@ class Filter:
 
 
 def pump(source: int, log: Path, values: Sequence[str]) -> None:
-    """Copy until the last writer of the pipe is gone."""
-    stream = Filter(values)
-    with log.open("ab", buffering=0) as out:
-        while True:
-            ready, _, _ = select.select([source], [], [], _IDLE)
-            if not ready:
-                out.write(stream.flush())
-                continue
-            data = os.read(source, 1 << 16)
-            if not data:
-                out.write(stream.close())
-                return
-            out.write(stream.feed(data))
+    """Copy until the last writer of the pipe is gone, also on a full disk: a server must not die of its log."""
+    stream, out = Filter(values), _Log(log)
+    while True:
+        ready, _, _ = select.select([source], [], [], _IDLE)
+        if not ready:
+            out.write(stream.flush())
+            continue
+        data = os.read(source, 1 << 16)
+        if not data:
+            out.write(stream.close())
+            out.close()
+            return
+        out.write(stream.feed(data))
+
+
+class _Log:
+    """A file that takes what it can: what a full disk refuses is left out, and a line says how much that was."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._lost, self._middle = 0, False
+
+    def write(self, data: bytes) -> None:
+        if self._lost and data:
+            note = f"[mlapatch] {self._lost} bytes of the server's output are missing: the log could not be written\n"
+            if self._all(b"\n" * self._middle + note.encode()):
+                self._lost = 0
+        if self._lost:
+            self._lost += len(data)
+        else:
+            self._all(data, count=True)
+
+    def _all(self, data: bytes, *, count: bool = False) -> bool:
+        """Whether everything was written; what was not counts as lost."""
+        try:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            while data:
+                done = os.write(self._file, data)
+                self._middle = data[done - 1 : done] != b"\n"
+                data = data[done:]
+        except OSError:
+            self._lost += len(data) * count
+        return not data
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
 
 
 def main() -> None:

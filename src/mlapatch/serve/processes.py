@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from mlapatch.disk import environment_errors
+
 _RANK = re.compile(r"sglang::scheduler((?:_[A-Z][A-Z_]*\d+)+)")
 _COMPILERS = ("ninja", "nvcc", "cicc", "ptxas", "cudafe++", "cc1plus", "fatbinary", "nvlink", "c++", "g++")
 
@@ -163,9 +165,11 @@ def start(command: Sequence[str], *, environment: Mapping[str, str], log: Path, 
 
     Raises:
         OSError: the command cannot be run.
+        MlapatchError: the log cannot be written (exit 5).
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.touch(mode=0o600)
+    with environment_errors(log.parent, "the server was not started"):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch(mode=0o600)
     read_end, write_end = os.pipe()
     try:
         child = subprocess.Popen(

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from mlapatch.disk import environment_errors, write_atomically
+from mlapatch.errors import MlapatchError
+from mlapatch.jsontext import parsed_object
 
 STARTING, READY, FAILED, STOPPED = "starting", "ready", "failed", "stopped"
 _NAME = re.compile(r"[^\w.-]+")
@@ -35,16 +40,29 @@ class RunRecord:
         """The record's own file, beside the log."""
         return Path(self.log).with_suffix(".json")
 
-    def save(self) -> None:
-        """Write it whole or not at all."""
-        fresh = self.path.with_suffix(".json.tmp")
-        fresh.write_text(json.dumps(asdict(self), indent=2, default=str) + "\n", "utf-8")
-        fresh.replace(self.path)
+    def save(self, *, otherwise: Callable[[], object] | None = None) -> None:
+        """Write it whole or not at all; MlapatchError (exit 5) where it cannot be, after `otherwise`, a stop."""
+        text = json.dumps(asdict(self), indent=2, default=str) + "\n"
+        then = "the server was stopped" if otherwise else "the record of the server is not kept"
+        try:
+            with environment_errors(self.path.parent, then):
+                write_atomically(self.path, text.encode())
+        except MlapatchError:
+            if otherwise:
+                otherwise()
+            raise
 
-    def with_state(self, state: str, diagnosis: dict[str, Any] | None = None) -> RunRecord:
-        """Save and return the record with a new state."""
+    def with_state(
+        self, state: str, diagnosis: dict[str, Any] | None = None, *, tell: Callable[[str], None] | None = None
+    ) -> RunRecord:
+        """Save and return the record with a new state. With `tell`, a full disk is a warning: the server goes on."""
         changed = replace(self, state=state, diagnosis=diagnosis or self.diagnosis)
-        changed.save()
+        try:
+            changed.save()
+        except MlapatchError as error:
+            if tell is None:
+                raise
+            tell(f"{error.what} ({error.where})")
         return changed
 
 
@@ -62,7 +80,7 @@ def load_all(folder: Path) -> list[RunRecord]:
     records = []
     for path in folder.glob("*.json"):
         try:
-            records.append(RunRecord(**json.loads(path.read_text("utf-8"))))
+            records.append(RunRecord(**parsed_object(path.read_bytes())))
         except (OSError, ValueError, TypeError):
             continue
     return sorted(records, key=lambda record: record.created, reverse=True)
