@@ -48,6 +48,10 @@ def run(verb: Callable[[], Outcome], *, as_json: bool = False) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # `mlapatch status | head -1`: what was asked is done, whoever reads has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # `mlapatch status --json > FILE` on a full disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: what was asked is done, but the output cannot be written: {error.strerror}", file=sys.stderr)
+        raise typer.Exit(int(Exit.ENVIRONMENT)) from None
     raise typer.Exit(int(outcome.exit))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlapatch.disk import environment_errors, write_output
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.measure import page
@@ -35,11 +36,9 @@ def report(*, runs: Sequence[str] = (), output: Path, title: str = "", db: Path 
     text = page.render(
         usable, title or "mlapatch: " + " against ".join(dict.fromkeys(page.name(run) for run in usable))
     )
-    try:
+    with environment_errors(output.parent, "no new report is there, or a whole one"):
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MlapatchError(Exit.ENVIRONMENT, "cannot write the report", where=str(output), found=str(error)) from None
+        write_output(output, text.encode())
     left_out = [run for run in chosen if run not in usable]
     return Outcome(
         data={"file": str(output), "runs": [run.id for run in usable], "bytes": len(text.encode())},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from mlapatch.disk import environment_errors, write_output
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.measure import metrics
@@ -52,7 +53,13 @@ def _read(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise MlapatchError(Exit.USAGE, "cannot read the export", where=str(path), found=str(error)) from None
+        raise MlapatchError(
+            Exit.USAGE,
+            "cannot read the export",
+            where=str(path),
+            found=str(error),
+            next="mlapatch runs --export FILE writes one",
+        ) from None
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -62,7 +69,11 @@ def _read(path: Path) -> list[dict[str, Any]]:
             found.append({**entry, "uid": entry["uid"], "kind": entry["kind"]})
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise MlapatchError(
-                Exit.USAGE, "this is not an export of runs", where=f"{path}, line {number}", found=str(error)
+                Exit.USAGE,
+                "this is not an export of runs",
+                where=f"{path}, line {number}",
+                found=str(error),
+                next="mlapatch runs --export FILE writes one",
             ) from None
     return found
 
@@ -72,7 +83,8 @@ def _export(found: list[Run], path: Path) -> Outcome:
     if str(path) == "-":
         sys.stdout.write(lines.decode())
         return Outcome()
-    path.write_bytes(lines)
+    with environment_errors(path.parent, "no new export is there, or a whole one"):
+        write_output(path, lines)
     return Outcome(data={"exported": len(found), "file": str(path)}, blocks=[Text([f"{len(found)} runs in {path}"])])
 
 
