@@ -83,12 +83,12 @@ def main() -> int:
     known = parts()
     if unknown := set(asked.parts) - set(known):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     lost = False
     for part in asked.parts or known:
         outcome = run(part, asked.seed, not asked.quick)
         lost = lost or any(figure["survived"] < figure["tried"] for figure in outcome["figures"])
         if not asked.quick:
+            kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}  # now: others run, too
             kept[part] = outcome
             RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
             refresh(kept)

@@ -90,6 +90,9 @@ def campaign_of(kinds: Iterable[Kind], part: str, setting: Setting) -> Iterator[
                     failures.append(f"{name}: {type(error).__name__}: {str(error)[:600]}")
         except NotHere as reason:
             print(f"not tried: {kind.label}: {reason}", file=sys.stderr)
+        except (AssertionError, OSError, subprocess.SubprocessError) as error:
+            tried += 1
+            failures.append(f"could not be set up: {str(error)[:600]}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if tried:

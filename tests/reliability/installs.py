@@ -207,8 +207,8 @@ def names(bench: Bench) -> Iterator[Trial]:
             here = Install(place / "sglang", aim, "wheel", cwd=place)
             yield f"{name!r} by {how}", partial(here.story, "gather-cast")
     for number, name in enumerate(chosen if bench.thorough else ()):
-        if len(name) > 100 or "\n" in name:
-            continue  # the first line of a script, and pyvenv.cfg, cannot hold it: Python's own limits
+        if len(name) > 100 or "\n" in name or "\udce9" in name:
+            continue  # pyvenv.cfg cannot hold it, or a script's first line: Python's own limits
         environment = bench.environment(f"venv {number} {name}")
         bench.corpus.install_tree(VERSION, _site(environment))
         python = environment / "bin" / "python"
