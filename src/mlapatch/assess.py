@@ -221,7 +221,7 @@ def _settle_conflicts(found: Assessment) -> None:
             its = max(there, key=lambda one: _presence_of(found, one))
             found.judgements[name] = judgement.but(
                 Verdict.CONFLICTS,
-                f"{its.patch} is {its.verdict}, and the two exclude each other",
+                f"excluded by {its.patch}, which is {its.verdict}",
                 f"mlapatch revert {its.patch} && mlapatch apply {name}",
             )
 

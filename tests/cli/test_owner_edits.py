@@ -116,7 +116,7 @@ def test_code_changed_inside_the_edits_is_edited(site: SiteFactory) -> None:
         assert (done.code, "active-cast: edited: " in done.err) == (4, True), "--force never overrides it"
         assert here.snapshot() == frozen
         assert here("status", "--require", "active-cast").code == 1
-        assert status.reason("gather-cast") == "active-cast is edited, and the two exclude each other"
+        assert status.reason("gather-cast") == "excluded by active-cast, which is edited"
 
 
 def test_edited_code_without_the_state(site: SiteFactory) -> None:

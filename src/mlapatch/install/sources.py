@@ -94,7 +94,11 @@ class Sources:
             return None
         except OSError as error:
             raise MlapatchError(
-                Exit.ENVIRONMENT, "a file cannot be read", where=str(error.filename), found=str(error.strerror)
+                Exit.ENVIRONMENT,
+                "a file cannot be read",
+                where=str(error.filename),
+                found=str(error.strerror),
+                next="run as the user who may read it",
             ) from None
 
     @cached_property
@@ -189,10 +193,6 @@ def _of_wheel(target: Target, fetch: bool) -> Origin | None:
         return None
 
 
-def _walk(target: Target) -> Iterator[str]:
-    """Every file below the package, by path inside it."""
-    pending = [str(target.package)]
-    cut = len(pending[0]) + 1
 def _regular(path: Path) -> bytes:
     """The bytes of a file; OSError for what only has a file's name: reading a FIFO or a device might never end."""
     with open(path, "rb", buffering=0, opener=_without_waiting) as file:  # half the time of Path.open
@@ -205,6 +205,10 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
+def _walk(target: Target) -> Iterator[str]:
+    """Every file below the package, by path inside it."""
+    pending = [str(target.package)]
+    cut = len(pending[0]) + 1
     while pending:
         try:
             with os.scandir(pending.pop()) as entries:

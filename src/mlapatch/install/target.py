@@ -21,6 +21,7 @@ from packaging.version import InvalidVersion, Version
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.install.wheelfile import parse_record
+from mlapatch.jsontext import parsed_object
 
 STATE_FOLDER = ".mlapatch"
 #: Run in the target interpreter; `-c` puts the working folder first on sys.path, as `python -m sglang.launch_server`.
@@ -147,7 +148,6 @@ def _imported(probe: dict[str, Any]) -> Path:
         )
     if origin:
         return Path(str(origin)).parent.resolve()
-    if places:
     for place in map(Path, places):
         if (init := place / "__init__.py").is_symlink():
             raise MlapatchError(
@@ -158,6 +158,7 @@ def _imported(probe: dict[str, Any]) -> Path:
                 found=f"a link to {init.readlink()}",
                 next="install sglang anew: uv pip install --reinstall --no-deps sglang==VERSION",
             )
+    if places:
         raise MlapatchError(
             Exit.ENVIRONMENT,
             "sglang is a leftover folder without __init__.py (a namespace package), not an installed SGLang",
@@ -178,7 +179,12 @@ def _package_in(path: Path) -> Path:
     """The package folder for a package folder, its site-packages, a venv or a checkout."""
     if not path.exists():
         raise MlapatchError(
-            Exit.ENVIRONMENT, "no SGLang found", where=str(path), expected="an existing folder", found="nothing there"
+            Exit.ENVIRONMENT,
+            "no SGLang found",
+            where=str(path),
+            expected="an existing folder",
+            found="nothing there",
+            next="mlapatch status --sglang PATH: the package, its site-packages, or a checkout",
         )
     candidates = [path, path / "sglang", path / "python" / "sglang"]
     candidates += sorted(path.glob("lib/python3*/site-packages/sglang"))
@@ -211,15 +217,15 @@ def _at(package: Path, python: str, path: Sequence[str]) -> Target:
         install = "checkout" if repository else "folder"
     others = tuple(p for p in _copies(path) if p != package)
     notes = tuple(f"another SGLang could be imported from {p}; a server uses {package}" for p in others)
+    notes += tuple(f"{p} is left of another install; mlapatch and importlib.metadata may differ" for p in left)
+    if dist_info is not None and said not in (None, _named_version(dist_info)):
+        notes += (f"the package says that it is SGLang {said}, and {dist_info} that it is another",)
     here = Path.cwd() / "sglang" / "__init__.py"
     if path and here.is_file() and here.parent.resolve() != package:
         notes += (f"a server started in {Path.cwd()} with 'python -m' would import {here.parent}, not {package}",)
     return Target(
         package=package,
         install=install,
-    notes += tuple(f"{p} is left of another install; mlapatch and importlib.metadata may differ" for p in left)
-    if dist_info is not None and said not in (None, _named_version(dist_info)):
-        notes += (f"the package says that it is SGLang {said}, and {dist_info} that it is another",)
         version=_version(package, dist_info if recorded else editable),
         python=python,
         path=tuple(path),
@@ -253,11 +259,13 @@ def _editable_dist_info(package: Path, path: Sequence[str]) -> Path | None:
     for entry in path:
         for dist_info in Path(entry).glob("sglang-*.dist-info") if entry else ():
             try:
-                direct = json.loads((dist_info / "direct_url.json").read_text(encoding="utf-8"))
+                direct = parsed_object((dist_info / "direct_url.json").read_bytes())
             except (OSError, ValueError):
                 continue
             source = unquote(str(direct.get("url", "")).removeprefix("file://"))
-            if direct.get("dir_info", {}).get("editable") and source and package.is_relative_to(Path(source).resolve()):
+            info = direct.get("dir_info")
+            editable = isinstance(info, dict) and info.get("editable")
+            if editable and source and package.is_relative_to(Path(source).resolve()):
                 return dist_info
     return None
 

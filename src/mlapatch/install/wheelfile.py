@@ -101,7 +101,12 @@ def unpack_wheel(wheel: Path, dest: Path) -> Path:
     `dest` must not exist or be an empty folder. Every file is proven by RECORD.
     """
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise MlapatchError(Exit.ENVIRONMENT, "the folder to unpack into is not empty", where=str(dest))
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "the folder to unpack into is not empty",
+            where=str(dest),
+            next="name a folder that does not exist yet",
+        )
     dest.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
     try:
@@ -169,17 +174,17 @@ def _installed_path(name: str) -> str | None:
     return "/".join(parts)
 
 
-def _version_of(wheel: Path) -> Version:
-    try:
-        return parse_wheel_filename(wheel.name)[1]
-    except InvalidWheelFilename as error:
-        raise _damaged(wheel, "a wheel's file name (name-version-tags.whl)", wheel.name) from error
 def _escapes(name: str) -> bool:
     """Whether a path leads out of site-packages, here or on another system."""
     parts = PurePosixPath(name).parts
     return name.startswith("/") or ".." in parts or "\\" in name or any(":" in part for part in parts[:1])
 
 
+def _version_of(wheel: Path) -> Version:
+    try:
+        return parse_wheel_filename(wheel.name)[1]
+    except InvalidWheelFilename as error:
+        raise _damaged(wheel, "a wheel's file name (name-version-tags.whl)", wheel.name) from error
 
 
 @contextlib.contextmanager
@@ -187,7 +192,12 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
     try:
         archive = zipfile.ZipFile(wheel)
     except FileNotFoundError as error:
-        raise MlapatchError(Exit.ENVIRONMENT, "no such wheel", where=str(wheel)) from error
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "no such wheel",
+            where=str(wheel),
+            next="pip download --no-deps sglang==X, then mlapatch check --wheel FILE",
+        ) from error
     except (zipfile.BadZipFile, OSError) as error:
         raise _damaged(wheel, "a readable wheel", str(error)) from error
     with archive:
@@ -198,4 +208,11 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _damaged(wheel: Path, expected: str, found: str) -> MlapatchError:
-    return MlapatchError(Exit.ENVIRONMENT, "the wheel is damaged", str(wheel), expected, found)
+    return MlapatchError(
+        Exit.ENVIRONMENT,
+        "the wheel is damaged",
+        str(wheel),
+        expected,
+        found,
+        next="download it again: pip download --no-deps sglang",
+    )
