@@ -110,6 +110,14 @@ def find_target(sglang: Path | None = None, python: str | None = None) -> Target
             found=str(error.strerror),
             next="run as a user who may, or open them: chmod a+rX",
         ) from None
+    except OSError as error:  # a name that no file system takes
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "cannot look for SGLang there",
+            where=f"{str(sglang or python):.200}",
+            found=str(error.strerror or error),
+            next="mlapatch status --sglang PATH",
+        ) from None
 
 
 def _probe_here() -> dict[str, Any]:

@@ -146,13 +146,17 @@ class Store:
         self._db.execute("BEGIN")  # one look: another process may be making the tables right now
         tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         version = self._version()
+        known = {name for (name,) in self._db.execute("SELECT name FROM pragma_table_info('runs')")}
         self._db.execute("COMMIT")
-        if ("runs" in tables) != bool(version) or (tables and not version):
+        if version > len(MIGRATIONS):
+            raise self._newer(version)
+        whole = version < len(MIGRATIONS) or known >= set(_COLUMNS.split(", "))
+        if ("runs" in tables) != (version > 0) or (tables and version <= 0) or not whole:
             raise MlapatchError(
                 Exit.ENVIRONMENT,
                 "this is the database of another program",
                 where=str(self.path),
-                expected="the table 'runs', or an empty file",
+                expected="the table 'runs' with mlapatch's columns, or an empty file",
                 found=", ".join(sorted(tables)[:5]) or "none",
                 next="give another one with --db PATH",
             )
@@ -177,15 +181,18 @@ class Store:
                     for statement in script.split(";"):
                         self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-        elif self._version() > len(MIGRATIONS):
-            raise MlapatchError(
-                Exit.ENVIRONMENT,
-                "the file of runs was written by a newer mlapatch",
-                where=str(self.path),
-                expected=f"schema {len(MIGRATIONS)} or older",
-                found=f"schema {self._version()}",
-                next="upgrade mlapatch, or give another file with --db PATH",
-            )
+        elif (version := self._version()) > len(MIGRATIONS):  # since the look at the start
+            raise self._newer(version)
+
+    def _newer(self, version: int) -> MlapatchError:
+        return MlapatchError(
+            Exit.ENVIRONMENT,
+            "the file of runs was written by a newer mlapatch",
+            where=str(self.path),
+            expected=f"schema {len(MIGRATIONS)} or older",
+            found=f"schema {version}",
+            next="upgrade mlapatch, or give another file with --db PATH",
+        )
 
     def _version(self) -> int:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
