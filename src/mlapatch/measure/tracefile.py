@@ -181,10 +181,12 @@ class _Collector:
                     group.total += dur
                 else:
                     self._activity(event)
+            elif not isinstance(category, str):
+                continue
             elif category in _GPU:
                 self._activity(event)
             elif category == "cpu_op":
-                if event.get("name") in _COPIES:
+                if str(event.get("name")) in _COPIES:
                     self._copy(event)
             elif category in ("cuda_runtime", "cuda_driver"):
                 self._launch(event)
