@@ -4,8 +4,8 @@
     python3 bench/gpu/attention.py --json OUT.json [--budget 80] [--only fused] [--cases 1x512,16x4096] [--tunings A,B]
 
 Every row is checked against float64 on fresh random data (the outputs are NaN before) and timed as the median of
-replays of one graph of all layers, each layer with a pool of its own. A tuning is written TILE.WARPS.STAGES.PROGRAMS
-with w (prefetch), o (overlapped launches) and j (one kernel). The row "read" only reads the rows: the limit of random
+replays of one graph of all layers, each layer with a pool of its own. A tuning is written
+TILE.WARPS.STAGES.PROGRAMS[@REGISTERS] with w (prefetch) and o (overlapped launches). The row "read" only reads the rows: the limit of random
 access. Needs torch and Triton; the rows that need flashinfer or SGLang appear where they can be imported (--site). The
 snippets come from patches/, as an applied patch has them.
 """
@@ -38,7 +38,7 @@ SNIPPETS = (
     "patches/common/cast_slots.py",
     "patches/common/row_width.py",
     "patches/common/active_cast.py",
-    "bench/gpu/next/fused_decode.py",  # the kernel that is being tuned; patches/ has the one that is shipped
+    "patches/fused-decode/fused_decode.py",
 )
 LATENT, ROPE, WIDTH = 512, 64, 576
 SCALE = 1 / 16
@@ -63,11 +63,11 @@ def snippets() -> ModuleType:
 
 def tuning_of(text: str, module: ModuleType) -> Any:
     """FusedTuning of "64.4.3.2"."""
-    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.(\d+)([woj]*)", text)
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.(\d+)(?:@(\d+))?([wo]*)", text)
     if not match:
-        raise SystemExit(f"--tunings: '{text}' is not TILE.WARPS.STAGES.PROGRAMS[w][o][j]")
-    numbers = (int(number) for number in match.groups()[:4])
-    return module.FusedTuning(*numbers, warm="w" in match[5], overlap="o" in match[5], join="j" in match[5])
+        raise SystemExit(f"--tunings: '{text}' is not TILE.WARPS.STAGES.PROGRAMS[@REGISTERS][w][o]")
+    numbers = (int(number or 0) for number in match.groups()[:5])
+    return module.FusedTuning(*numbers, warm="w" in match[6], overlap="o" in match[6])
 
 
 @dataclass

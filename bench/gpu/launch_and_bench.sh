@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # launch_and_bench.sh OUT: a real start and real failing ones through `mlapatch launch`, then `mlapatch bench` next to
-# sglang.bench_serving on the same server. Needs the payload (README.md) and a copy of the package with active-cast applied.
+# sglang.bench_serving on the same server. Needs the payload (README.md).
 set -uo pipefail
 out=$1
 site=/tmp/site-active-cast
@@ -11,9 +11,10 @@ python3 "$here/bench/gpu/make_tokenizer.py" /tmp/model-tok
 export PYTHONPATH=$here/src:$site:/tmp/extra:/tmp/site:/tmp/site/nvidia_cutlass_dsl/python_packages
 export FLASHINFER_DISABLE_VERSION_CHECK=1 HF_HUB_OFFLINE=1 MLAPATCH_SGLANG=$site
 cd /tmp || exit 1
+rm -rf "$site" && mkdir "$site" && cp -r /tmp/site/sglang /tmp/site/sglang-*.dist-info "$site"
 python3 -m mlapatch apply active-cast
 # The payload leaves tests and other parts of the wheel out: that is an edit like any other, so it is recorded as known.
-PIP_RETRIES=0 PIP_TIMEOUT=2 python3 -m mlapatch guard record > "$out/guard_record.txt" 2>&1
+PIP_RETRIES=0 PIP_TIMEOUT=2 timeout 60 python3 -m mlapatch guard record > "$out/guard_record.txt" 2>&1
 echo "guard record exited $?"
 common=(python3 -m sglang.launch_server --model-path /tmp/model-tok --load-format dummy --attention-backend flashinfer
   --kv-cache-dtype fp8_e4m3 --max-total-tokens 495552 --grammar-backend none --sampling-backend pytorch --host 127.0.0.1

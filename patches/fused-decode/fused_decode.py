@@ -106,15 +106,72 @@ def float_pair(words, HALF: tl.constexpr):
 
 
 @triton.jit
+def prefetch_lines(addresses):
+    """Start to bring the lines of these addresses (int64) to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [addresses],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def wait_for_kernel_before():
+    """Until the kernels before this one are done and what they wrote is visible (an overlapped launch does not wait)."""
+    tl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.b32 $0, 0;",
+        "=r,~{memory}",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def let_next_kernel_start():
+    """The next kernel of the stream may start, if its launch is an overlapped one."""
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;",
+        "=r,~{memory}",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def power_of_two(exponent):
     """2.0 ** (exponent - 127) as float32, 0.0 for exponent 0."""
     return (exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def tokens_per_program(total, programs, TILE: tl.constexpr):
-    """How many of all the batch's tokens each program takes: whole tiles."""
-    return tl.maximum(tl.cdiv(tl.cdiv(total, programs), TILE), 1) * TILE
+def shares(total, programs, TILE: tl.constexpr):
+    """How all the batch's tokens are shared out in whole tiles: (least tiles of a program, programs with one more)."""
+    tiles = tl.cdiv(total, TILE)
+    used = tl.maximum(tl.minimum(programs, tiles), 1)
+    return tiles // used, tiles % used
+
+
+@triton.jit
+def first_token(program, least, longer, TILE: tl.constexpr):
+    """Where the share of a program begins; the batch's end or later if it has none."""
+    return (program * least + tl.minimum(program, longer)) * TILE
+
+
+@triton.jit
+def program_of(token, least, longer, TILE: tl.constexpr):
+    """The program whose share has this token."""
+    tile = token // TILE
+    after = tile - longer * (least + 1)
+    return tl.where(
+        after < 0, tile // (least + 1), longer + after // tl.maximum(least, 1)
+    )
 
 
 @triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads"])
@@ -147,6 +204,8 @@ def fused_decode_kernel(
     HALF: tl.constexpr,
     CONVERT: tl.constexpr,
     ASM: tl.constexpr,
+    WARM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Attention of HEADS heads over one program's share of all the batch's tokens, request by request.
 
@@ -162,11 +221,16 @@ def fused_decode_kernel(
     float16.
     """
     COLUMNS: tl.constexpr = 256 // WARPS
+    # A product has at least 16 rows: the query gets rows of zeros, and their scores are added to the others'.
+    ROWS: tl.constexpr = 16 if HEADS < 16 else HEADS
     LOG2_E: tl.constexpr = 1.4426950408889634
     # Powers of two that the conversion of the pool's numbers left out.
     GAIN: tl.constexpr = 1.0 if E5M2 or (ASM and CONVERT) else 256.0
+    if OVERLAP:
+        wait_for_kernel_before()
     program = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    head_row = tl.program_id(1) * HEADS + tl.arange(0, ROWS)
     request_ids = tl.arange(0, REQUESTS)
     ends = tl.load(
         kv_indptr + 1 + request_ids,
@@ -174,9 +238,9 @@ def fused_decode_kernel(
         other=2147483647,
     )
     total = tl.minimum(tl.load(kv_indptr + num_requests), max_tokens)
-    share = tokens_per_program(total, tl.num_programs(0), TILE)
-    begin = program * share
-    end = tl.minimum(begin + share, total)
+    least, longer = shares(total, tl.num_programs(0), TILE)
+    begin = first_token(program, least, longer, TILE)
+    end = tl.minimum(first_token(program + 1, least, longer, TILE), total)
     request = tl.sum((ends <= begin).to(tl.int32), 0)
 
     warp = tl.arange(0, WARPS)[:, None, None]
@@ -191,12 +255,21 @@ def fused_decode_kernel(
         last = tl.load(kv_indptr + request + 1)
         stop = tl.minimum(end, last)
         if begin < stop:
-            has_head = (head < num_heads)[None, None, :]
+            # Past the end the last token again: a real row, its weight is 0.
+            next_slot = tl.load(kv_indices + tl.minimum(begin + tile, stop - 1))
+            if WARM:
+                # The rows of the first step are on their way while the query is prepared.
+                line = tl.minimum(tl.arange(0, 8) * 128, 575)
+                address = (pool + next_slot.to(tl.int64) * ROW).to(tl.int64)
+                prefetch_lines(address[:, None] + line[None, :])
+            has_head = ((head_row < num_heads) & (tl.arange(0, ROWS) < HEADS))[
+                None, :, None
+            ]
             words = tl.load(
                 query
                 + request.to(tl.int64) * query_stride
-                + head[None, None, :] * query_head_stride
-                + column_t,
+                + head_row[None, :, None] * query_head_stride
+                + column,
                 mask=has_head,
                 other=0,
             )
@@ -204,70 +277,78 @@ def fused_decode_kernel(
             words = tl.load(
                 query_rope
                 + request.to(tl.int64) * rope_stride
-                + head[None, None, :] * rope_head_stride
-                + rope_t,
+                + head_row[None, :, None] * rope_head_stride
+                + rope,
                 mask=has_head & (warp < 2),
                 other=0,
             )
             rope_even, rope_odd = float_pair(words, HALF)
             largest = tl.maximum(
-                tl.max(tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 1), 0),
-                tl.max(tl.max(tl.maximum(tl.abs(rope_even), tl.abs(rope_odd)), 1), 0),
+                tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 2),
+                tl.max(tl.maximum(tl.abs(rope_even), tl.abs(rope_odd)), 2),
             )
+            largest = tl.max(largest, 0)
             # To [2^14, 2^15): 268 = 127 + 127 + 14.
             exponent = tl.minimum(268 - (largest.to(tl.int32, bitcast=True) >> 23), 254)
-            up = power_of_two(exponent)[None, None, :]
+            up = power_of_two(exponent)[None, :, None]
             even, odd = (even * up).to(tl.float16), (odd * up).to(tl.float16)
             rope_even, rope_odd = (
                 (rope_even * up).to(tl.float16),
                 (rope_odd * up).to(tl.float16),
             )
+            exponent = tl.min(tl.reshape(exponent, (ROWS // HEADS, HEADS)), 0)
             # Never 0, since that times the -inf of masked tokens is NaN.
             gain = tl.maximum(
                 power_of_two(254 - exponent) * (scale * (LOG2_E * GAIN)), 1e-37
             )
 
             peak = tl.full((HEADS,), -float("inf"), tl.float32)
-            weight = tl.zeros((TILE, HEADS), tl.float32)
-            value_even = tl.zeros((WARPS, HEADS, COLUMNS), tl.float32)
-            value_odd = tl.zeros((WARPS, HEADS, COLUMNS), tl.float32)
-            # Past the end the last token again: a real row, its weight is 0.
-            next_slot = tl.load(kv_indices + tl.minimum(begin + tile, stop - 1))
+            weight = tl.zeros((HEADS, TILE), tl.float32)
+            value_even = tl.zeros((WARPS, COLUMNS, HEADS), tl.float32)
+            value_odd = tl.zeros((WARPS, COLUMNS, HEADS), tl.float32)
             for start in range(begin, stop, TILE):
                 slot = next_slot
                 token = start + tile
                 next_slot = tl.load(kv_indices + tl.minimum(token + TILE, stop - 1))
                 if WIDE:
                     slot = slot.to(tl.int64)
-                row = slot[None, :, None] * ROW
-                latent = tl.load(pool + (row + column))
-                latent_rope = tl.load(pool_rope + (row + rope), mask=warp < 2, other=0)
-                key_even, key_odd = half_pair(latent_rope, E5M2, CONVERT, ASM)
-                score = tl.dot(key_even, rope_even)
-                score = tl.dot(key_odd, rope_odd, acc=score)
-                key_even, key_odd = half_pair(latent, E5M2, CONVERT, ASM)
-                score = tl.dot(key_even, even, acc=score)
-                score = tl.dot(key_odd, odd, acc=score)
-                score = tl.where(
-                    (token < stop)[:, None], tl.sum(score, 0), -float("inf")
+                row = slot[None, None, :] * ROW
+                latent = tl.load(pool + (row + column_t))
+                latent_rope = tl.load(
+                    pool_rope + (row + rope_t), mask=warp < 2, other=0
                 )
-                new_peak = tl.maximum(peak, tl.max(score, 0) * gain)
+                key_even, key_odd = half_pair(latent_rope, E5M2, CONVERT, ASM)
+                score = tl.dot(rope_even, key_even)
+                score = tl.dot(rope_odd, key_odd, acc=score)
+                key_even, key_odd = half_pair(latent, E5M2, CONVERT, ASM)
+                score = tl.dot(even, key_even, acc=score)
+                score = tl.dot(odd, key_odd, acc=score)
+                score = tl.reshape(score, (WARPS, ROWS // HEADS, HEADS, TILE))
+                score = tl.sum(tl.sum(score, 1), 0)
+                score = tl.where((token < stop)[None, :], score, -float("inf"))
+                new_peak = tl.maximum(peak, tl.max(score, 1) * gain)
                 fade = tl.exp2(peak - new_peak)
-                chance = tl.exp2(score * gain[None, :] - new_peak[None, :])
+                chance = tl.exp2(score * gain[:, None] - new_peak[:, None])
                 peak = new_peak
-                weight = weight * fade[None, :] + chance
+                weight = weight * fade[:, None] + chance
                 chance = tl.broadcast_to(
-                    tl.trans(chance.to(tl.float16))[None, :, :], (WARPS, HEADS, TILE)
+                    tl.trans(chance.to(tl.float16))[None, :, :], (WARPS, TILE, HEADS)
                 )
                 value_even = tl.dot(
-                    chance, key_even, acc=value_even * fade[None, :, None]
+                    key_even, chance, acc=value_even * fade[None, None, :]
                 )
-                value_odd = tl.dot(chance, key_odd, acc=value_odd * fade[None, :, None])
+                value_odd = tl.dot(key_odd, chance, acc=value_odd * fade[None, None, :])
 
-            weights = tl.sum(weight, 0)
+            weights = tl.sum(weight, 1)
             lse = peak + tl.log2(weights)
             value = (
-                tl.reshape(tl.join(value_even, value_odd), (WARPS, HEADS, 2 * COLUMNS))
+                tl.reshape(
+                    tl.join(
+                        tl.permute(value_even, (0, 2, 1)),
+                        tl.permute(value_odd, (0, 2, 1)),
+                    ),
+                    (WARPS, HEADS, 2 * COLUMNS),
+                )
                 * (GAIN / weights)[None, :, None]
             )
             target = (
@@ -297,6 +378,8 @@ def fused_decode_kernel(
                 )
             begin = stop
         request += 1
+    if OVERLAP:
+        let_next_kernel_start()
 
 
 @triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads", "programs"])
@@ -313,23 +396,30 @@ def fused_decode_combine(
     TILE: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """out[request, head] of the requests that several programs shared, BLOCK columns a program, PIECES at once; zeros
-    for requests without tokens. Programs: (requests * heads, 512 / BLOCK)."""
-    request = tl.program_id(0) // num_heads
-    head = tl.program_id(0) % num_heads
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    """BLOCK columns of out[request, head] if several programs shared the request, PIECES at once; zeros for a request
+    without tokens. Program: (request * num_heads + head) * (512 / BLOCK) + block of columns."""
+    if OVERLAP:
+        let_next_kernel_start()
+    row_out = tl.program_id(0) // (512 // BLOCK)
+    request = row_out // num_heads
+    head = row_out % num_heads
+    column = tl.program_id(0) % (512 // BLOCK) * BLOCK + tl.arange(0, BLOCK)
+    # Written before fused_decode_kernel began, which this kernel may still overlap.
     total = tl.minimum(tl.load(kv_indptr + num_requests), max_tokens)
     first = tl.load(kv_indptr + request)
     last = tl.minimum(tl.load(kv_indptr + request + 1), total)
-    share = tokens_per_program(total, programs, TILE)
-    place = out + tl.program_id(0).to(tl.int64) * 512 + column
+    least, longer = shares(total, programs, TILE)
+    place = out + row_out.to(tl.int64) * 512 + column
+    if OVERLAP:
+        wait_for_kernel_before()
     if first >= last:
         tl.store(place, tl.zeros((BLOCK,), out.dtype.element_ty))
-        tl.store(out_lse + tl.program_id(0), -float("inf"))
+        tl.store(out_lse + row_out, -float("inf"))
     else:
-        program = first // share
-        pieces = (last - 1) // share - program + 1
+        program = program_of(first, least, longer, TILE)
+        pieces = program_of(last - 1, least, longer, TILE) - program + 1
         if pieces > 1:
             peak = -float("inf")
             weights = 0.0
@@ -353,7 +443,7 @@ def fused_decode_combine(
                 weights = weights * fade + tl.sum(chance, 0)
                 value = value * fade + chance[:, None] * some_value.to(tl.float32)
             tl.store(place, (tl.sum(value, 0) / weights).to(out.dtype.element_ty))
-            tl.store(out_lse + tl.program_id(0), peak + tl.log2(weights))
+            tl.store(out_lse + row_out, peak + tl.log2(weights))
 
 
 class FusedTuning(NamedTuple):
@@ -363,6 +453,12 @@ class FusedTuning(NamedTuple):
     warps: int
     stages: int  # steps loaded ahead, plus one
     programs: int  # a multiprocessor
+    registers: int = 0  # a thread, at most; 0: as many as the compiler wants
+    warm: bool = False  # prefetch the first step's rows
+    overlap: bool = False  # launch while the kernel before still runs (SM90 and newer)
+
+
+fused_triton = tuple(map(int, triton.__version__.split(".")[:2]))
 
 
 def fused_shared_memory(device):
@@ -396,6 +492,8 @@ def fused_unfit_device(device):
         return ""
     if torch.version.hip:
         return "an AMD GPU"
+    if fused_triton < (3, 3):
+        return f"Triton {triton.__version__}, whose compiler ends the process"
     properties = torch.cuda.get_device_properties(device)
     if properties.major < 8:
         return f"compute capability {properties.major}.{properties.minor}"
@@ -405,9 +503,13 @@ def fused_unfit_device(device):
 
 @functools.lru_cache(maxsize=None)
 def fused_tuning(device):
-    """The tuning for a GPU, by its shared memory."""
-    roomy = fused_shared_memory(device) >= 160 * 1024
-    return FusedTuning(tile=32, warps=4, stages=3, programs=2 if roomy else 1)
+    """The tuning for a GPU and a Triton, by the GPU's shared memory."""
+    if fused_shared_memory(device) < 160 * 1024:  # 99 KB: two blocks of 43 KB
+        return FusedTuning(tile=16, warps=4, stages=3, programs=2)
+    if fused_triton < (3, 5):  # spills where registers are few
+        return FusedTuning(tile=32, warps=4, stages=3, programs=2)
+    overlap = torch.cuda.get_device_capability(device) >= (9, 0)
+    return FusedTuning(32, 4, 3, 3, registers=168, overlap=overlap)
 
 
 # The partial results of the splits, of all layers: their size depends on the GPU alone. Captured graphs keep the
@@ -466,7 +568,8 @@ def fused_attention(
         capability = (properties.major, properties.minor)
     # Triton's interpreter cuts bfloat16 off where a GPU rounds.
     target = torch.empty(out.shape, device=device) if interpreted else out
-    block = 8 if heads <= 8 else 16
+    # Triton before 3.5 wants 16 columns of a product.
+    block = 8 if heads <= 8 and fused_triton >= (3, 5) else 16
     blocks = -(-heads // block)
     programs = max(1, processors * tuning.programs // blocks)
     part, part_lse = fused_part(device, heads, 2 * programs)
@@ -474,6 +577,9 @@ def fused_attention(
     rope_words = query_rope.view(torch.int32)
     latent_words = latent.view(torch.int16)
     row = latent_words.stride(0)
+    # The pieces of a request that a batch of equal lengths gives, in one step or few.
+    pieces = min(max(8, 1 << (programs // num_requests).bit_length()), 256)
+    columns = min(4096 // pieces, 512)
     fused_decode_kernel[(programs, blocks)](
         words,
         rope_words,
@@ -503,13 +609,14 @@ def fused_attention(
         HALF=query.dtype == torch.float16,
         CONVERT=capability >= (8, 9),
         ASM=not interpreted,
+        WARM=tuning.warm,
+        OVERLAP=tuning.overlap,
         num_warps=tuning.warps,
         num_stages=tuning.stages,
+        **({"maxnreg": tuning.registers} if tuning.registers else {}),
+        **({"launch_pdl": True} if tuning.overlap else {}),
     )
-    # The pieces of a request that a batch of equal lengths gives, in one step or few.
-    pieces = min(max(8, 1 << (programs // num_requests).bit_length()), 128)
-    columns = min(4096 // pieces, 512)
-    fused_decode_combine[(num_requests * heads, 512 // columns)](
+    fused_decode_combine[(num_requests * heads * (512 // columns),)](
         part,
         part_lse,
         kv_indptr,
@@ -522,7 +629,9 @@ def fused_attention(
         TILE=tuning.tile,
         PIECES=pieces,
         BLOCK=columns,
+        OVERLAP=tuning.overlap,
         num_warps=4,
+        **({"launch_pdl": True} if tuning.overlap else {}),
     )
     if interpreted:
         out[:num_requests].copy_(target[:num_requests])
