@@ -75,6 +75,29 @@ def test_an_interpreter_that_prints_when_it_starts(install_tree: TreeFactory, tm
     assert (done.code, done.json["sglang"]["version"]) == (0, "0.5.9")
 
 
+def test_compiled_files_under_a_prefix_by_every_name(
+    here: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/opt/venv -> /opt/venv-2`: the interpreter files what it compiles under the name that it was started by."""
+    (tmp_path / "current").symlink_to(here.folder)
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "far" / "away" / "linked").symlink_to(tmp_path / "current")
+    prefix = tmp_path / "prefix"
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(prefix))
+    for name in (here.folder, tmp_path / "current", tmp_path / "far" / "away" / "linked"):
+        for kept in (BACKEND, BACKEND.replace("flashinfer_mla", "other")):
+            file = prefix / (name / kept).relative_to("/").with_suffix(".cpython-312.pyc")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"compiled")
+    elsewhere = prefix / "nowhere" / Path(BACKEND).with_suffix(".cpython-312.pyc")
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.write_bytes(b"of another install")
+    here.ok("apply", "gather-cast")
+    left = sorted(path for path in prefix.rglob("*.pyc") if "flashinfer_mla" in path.name)
+    assert left == [elsewhere]
+    assert len(list(prefix.rglob("other_backend*.pyc"))) == 3
+
+
 def test_links_to_nothing(here: Site, tmp_path: Path) -> None:
     """uv's symlink mode after `uv cache clean`."""
     init = here.folder / "sglang" / "__init__.py"

@@ -153,8 +153,12 @@ def trees(bench: Bench) -> Iterator[Trial]:
 def unchecked(prefix: bool, bench: Bench) -> Iterator[Trial]:
     """Compiled files that never look at their source: the patched code must run all the same, and after revert not."""
     environment = bench.environment("venv")
+    bench.corpus.install_tree(VERSION, _site(environment))
+    if prefix:  # and the environment is known by a link, as `/opt/venv -> /opt/venv-2`
+        link = bench.folder / "current"
+        link.symlink_to(environment)
+        environment = link
     site, python = _site(environment), environment / "bin" / "python"
-    bench.corpus.install_tree(VERSION, site)
     env = {"PYTHONPYCACHEPREFIX": str(bench.folder / "a prefix")} if prefix else {}
     here = Install(site / "sglang", ("--python", python), "wheel", python, env=env)
 
@@ -289,7 +293,7 @@ KINDS: Iterable[Kind] = (
     Kind("uv pip install --editable of a checkout with uncommitted edits", partial(editable, "uv", True)),
     Kind("checkout, worktree and submodule, each with uncommitted edits", trees),
     Kind("unchecked-hash .pyc: the patched code runs, and after revert the original", partial(unchecked, False), True),
-    Kind("the same under PYTHONPYCACHEPREFIX", partial(unchecked, True)),
+    Kind("the same under PYTHONPYCACHEPREFIX, in an environment that is known by a link", partial(unchecked, True)),
     Kind("paths with spaces, quotes, newlines, shell text, other alphabets, no UTF-8", names, True),
     Kind("neighbours that differ by case only", cases),
     Kind("a store of hard links, a store of symlinks", twins),

@@ -13,6 +13,7 @@ from pathlib import Path
 from mlapatch.disk import drop_leftovers, escaped, sync_folder, written_beside
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
+from mlapatch.install.mirrors import mirrors
 
 
 def sha256(data: bytes) -> str:
@@ -95,4 +96,4 @@ def bytecode_folders(folder: Path) -> Iterator[Path]:
     yield folder / "__pycache__"
     for prefix in {os.environ.get("PYTHONPYCACHEPREFIX"), sys.pycache_prefix}:
         if prefix:
-            yield Path(prefix) / folder.relative_to(folder.anchor)
+            yield from mirrors(Path(prefix), folder)
