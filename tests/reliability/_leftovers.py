@@ -125,7 +125,8 @@ def metadata(bench: Bench) -> Iterator[Trial]:
             here = Install(site / "sglang", ("--sglang", site), "wheel")
 
             def told(here: Install, stale: Path) -> None:
-                here.story("gather-cast")
+                if "0.5.23" in stale.name:
+                    here.story("gather-cast")
                 done = here.ok("status", "--json")
                 assert done.json["sglang"]["version"] == VERSION, done.json["sglang"]
                 assert f"{stale} is left of another install" in done.err, done.err

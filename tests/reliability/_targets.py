@@ -68,7 +68,7 @@ def unreadable(bench: Bench) -> Iterator[Trial]:
 
 def broken_later(bench: Bench) -> Iterator[Trial]:
     """The file is broken by hand while a patch is in it: nothing is forgotten, the way back stays."""
-    for name in [name for name in CONTENTS if name not in ("empty", "100 MB")]:
+    for name in list(CONTENTS)[::2]:
         here = _here(bench, name)
         before = here.file.read_bytes()
 
