@@ -63,6 +63,10 @@ def machine_of(target: Target, *, gpu: str | None = None, sm: int | None = None)
     return Machine(detected_sms(), "detected", flashinfer)
 
 
+LOOKS = 20
+"""A look that a writer came into is taken again, so often at most."""
+
+
 @dataclass(frozen=True)
 class File:
     """One target file: its bytes now, and what the journal and the installer say of it."""
@@ -129,13 +133,7 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 def assess(target: Target, catalogue: Catalogue, machine: Machine) -> Assessment:
     """Judge every patch of the catalogue against the target's files."""
-    entries = Journal(target.state_folder).entries()
-    files: dict[str, File] = {}
-    for relative in dict.fromkeys(patch.target for patch in catalogue.patches.values()):
-        path = target.file(relative)
-        if (data := _read(path)) is not None:
-            files[relative] = File(relative, path, data, entries.get(relative), _original(target, relative))
-    found = Assessment(target, catalogue, machine, files)
+    found = Assessment(target, catalogue, machine, _files(target, catalogue))
     cache = VerdictCache.default()
     for patch in catalogue.patches.values():
         found.judgements[patch.name] = _judge(found, patch, cache)
@@ -144,6 +142,23 @@ def assess(target: Target, catalogue: Catalogue, machine: Machine) -> Assessment
         found.judgements[name] = _with_history(found, catalogue.patches[name], judgement)
     cache.save()
     return found
+
+
+def _files(target: Target, catalogue: Catalogue) -> dict[str, File]:
+    """The target files and the journal as they are at one moment, though somebody may be writing: no lock is taken."""
+    journal = Journal(target.state_folder)
+    relatives = dict.fromkeys(patch.target for patch in catalogue.patches.values())
+    for _ in range(LOOKS):
+        raw = journal.raw
+        read = {relative: _read(target.file(relative)) for relative in relatives}
+        if journal.raw == raw:
+            break
+    there = {relative: data for relative, data in read.items() if data is not None}
+    entries = journal.entries(raw, {relative: sha256(data) for relative, data in there.items()})
+    return {
+        relative: File(relative, target.file(relative), data, entries.get(relative), _original(target, relative))
+        for relative, data in there.items()
+    }
 
 
 def _read(path: Path) -> bytes | None:

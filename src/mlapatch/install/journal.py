@@ -63,10 +63,21 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def entries(self) -> dict[str, Entry]:
-        """What is applied, by file; an interrupted transaction counts for the files that it reached."""
+    @property
+    def raw(self) -> bytes:
+        """The journal's own bytes; empty where there is none."""
         try:
-            return _entries(self._read())
+            return (self.folder / "journal.json").read_bytes()
+        except OSError:
+            return b""
+
+    def entries(self, raw: bytes | None = None, found: Mapping[str, str] | None = None) -> dict[str, Entry]:
+        """What is applied, by file; an interrupted transaction counts for the files that it reached.
+
+        `raw` and `found` (sha256 by file) are what was read at one moment, else both are read now.
+        """
+        try:
+            return _entries(self._read(raw), found or {})
         except (AttributeError, KeyError, TypeError, ValueError):  # damaged: as good as none
             return {}
 
@@ -128,7 +139,7 @@ class Journal:
     def _pending(self) -> dict[str, Any]:
         kept = self._read()
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-            _entries(kept)
+            _entries(kept, {})
             return dict(kept["pending"]) if kept.get("format") == FORMAT else {}
         return {}
 
@@ -185,10 +196,10 @@ class Journal:
         with contextlib.suppress(OSError):  # the files are the old ones: the intent counts for none of them
             self._write(entries, {})
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, raw: bytes | None = None) -> dict[str, Any]:
         try:
-            return parsed_object((self.folder / "journal.json").read_bytes())
-        except (OSError, ValueError):
+            return parsed_object(self.raw if raw is None else raw)
+        except ValueError:
             return {}
 
     def _refuse_newer(self) -> None:
@@ -236,12 +247,12 @@ def _digests(entries: Mapping[str, Entry]) -> set[str]:
     return {digest for e in entries.values() for digest in (e.base, e.after, *e.patches.values())}
 
 
-def _entries(kept: Mapping[str, Any]) -> dict[str, Entry]:
+def _entries(kept: Mapping[str, Any], found: Mapping[str, str]) -> dict[str, Entry]:
     if kept.get("format") != FORMAT:
         return {}
     entries = {name: _entry(value) for name, value in kept.get("targets", {}).items()}
     for name, step in kept.get("pending", {}).items():
-        if _sha256_of(Path(step["path"])) == step["new"]:
+        if (found.get(name) or _sha256_of(Path(step["path"]))) == step["new"]:
             entries.pop(name, None)
             if step["entry"]:
                 entries[name] = _entry(step["entry"])
