@@ -15,6 +15,7 @@ from mlapatch.outcome import Outcome
 from mlapatch.serve.preflight import Context, PatchedFile, PatchFacts, gpus
 from mlapatch.serve.ranks import Layout, listed
 from mlapatch.serve.server_options import ServerOptions
+from mlapatch.serve.transcript import Transcript
 from tests.conftest import TreeFactory
 from tests.serve.test_launch import SHA, Bench, bench, diagnosis, patched
 
@@ -198,3 +199,34 @@ def test_the_file_is_found_by_its_name_or_its_bytes(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("mlapatch.commands.launch.patch_facts", lambda *_: PatchFacts(files=(file,)))
     log = log_of(tmp_path, 0, dict.fromkeys(range(4), SHA))
     assert diagnose(log=str(log), ranks=True).exit is Exit.OK
+
+
+def test_the_servers_arguments_as_the_newest_release_prints_them(tmp_path: Path, wheel_dir: TreeFactory) -> None:
+    """0.5.23 logs a dict where older releases logged a dataclass; both say the ranks, and both begin a start."""
+    source = (wheel_dir("0.5.23") / "sglang/srt/entrypoints/engine.py").read_text("utf-8")
+    assert 'logger.info(f"server_args={_server_args_for_logging(server_args)}")' in source
+    assert "_server_args_for_logging(server_args: ServerArgs) -> Dict[str, Any]" in source
+    said: dict[str, object] = {
+        "model_path": "/models/glm", "nccl_port": None, "port": 8000, "tp_size": 16, "moe_dp_size": 1, "pp_size": 1,
+        "dp_size": 16, "nnodes": 2, "node_rank": 1, "enable_dp_attention": True, "page_size": 64,
+        "decode_attention_backend": "x", "attention_backend": "flashinfer", "kv_cache_dtype": "fp8_e4m3",
+        "mem_fraction_static": 0.92, "chunked_prefill_size": 8192,
+    }  # fmt: skip
+    shapes = [str(said), f"ServerArgs({', '.join(f'{key}={value!r}' for key, value in said.items())})"]
+    facts = []
+    for shape in shapes:
+        found = Transcript()
+        found.feed(f"[2026-11-29 10:00:00] server_args={shape}\n".encode())
+        facts.append(found.facts)
+        assert Layout.of(ServerOptions(), found.facts).names == tuple(f"TP{n}" for n in range(8, 16))
+    assert facts[0] == facts[1]
+    assert (facts[0]["port"], facts[0]["attention_backend"], facts[0]["dp"]) == ("8000", "flashinfer", "16")
+
+
+def test_a_second_start_in_the_newest_form_forgets_the_first() -> None:
+    found = Transcript()
+    mark = f"[2026-11-29 10:00:02 TP0] mlapatch: active-cast active in {PATH} sha256={SHA}\n"
+    died = "[2026-11-29 10:00:03] Received sigquit from a child process.\n"
+    found.feed((mark + died + "[2026-11-29 10:00:04] server_args={'tp_size': 2}\n").encode())
+    assert found.marks == []
+    assert found.facts == {"tp": "2"}

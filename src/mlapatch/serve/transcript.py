@@ -174,6 +174,7 @@ class Transcript:
             ("shutting down", self._on_stop),
             ("gracefully exiting", self._on_stop),
             ("server_args=serverargs(", self._on_start),
+            ("server_args={", self._on_start),  # 0.5.23
         ):
             on(contains, handler)
         for fact in self.book.facts:
