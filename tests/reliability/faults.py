@@ -27,24 +27,33 @@ GROUPS = {
     "caches": ("verdict cache", "wheel cache", "wheel cache, more files", "unpacked wheel"),
     "a server's record and log": ("server record", "server log"),
 }
-#: The paths that a quick run tries.
-FEW = ("apply two", "revert one", "guard record", "another run", "runs --export", "wheel cache", "server record")
-FEW_TOO = ("verdict cache", "server log")
+THOROUGH = ["--stride", "3", "--loss-stride", "3", "--killed", "40"]
+#: A quick run tries these, and few calls of each.
+QUICK = ["--stride", "37", "--loss-stride", "97"]
+FEW = ["apply two", "revert one"]
+FEW_TOO = [
+    "guard record",
+    "another run",
+    "runs --export",
+    "verdict cache",
+    "wheel cache",
+    "server record",
+    "server log",
+]
 
 
 def campaign(setting: Setting) -> Iterator[Figure]:
-    """Two processes at once: those that patch, and the others."""
+    """A few processes at once, each with its share of the write paths."""
     library = _syscalls.build(setting.work)
+    patching = [path for name in ("apply", "revert") for path in GROUPS[name]]
     if setting.thorough:
-        patching = [path for name in ("apply", "revert") for path in GROUPS[name]]
         others = [path for paths in GROUPS.values() for path in paths if path not in patching]
-        how = ["--killed", "40", "80"]
+        shares = [(patching[::2], THOROUGH), (patching[1::2], THOROUGH), (others, ["--stride", "2", *THOROUGH[2:]])]
     else:
-        patching, others = list(FEW[:2]), [*FEW[2:], *FEW_TOO]
-        how = ["--stride", "29", "--loss-stride", "97"]
+        shares = [(FEW, QUICK), (FEW_TOO, QUICK)]
     environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     running = []
-    for number, paths in enumerate((patching, others)):
+    for number, (paths, how) in enumerate(shares):
         work = setting.work / str(number)
         work.mkdir()
         command = [sys.executable, "-m", "tests.reliability._injected", str(work), *how, "--paths", *paths]

@@ -83,13 +83,16 @@ class _Log:
 
     def write(self, data: bytes) -> None:
         if self._lost and data:
-            note = f"[mlapatch] {self._lost} bytes of the server's output are missing: the log could not be written\n"
-            if self._all(b"\n" * self._middle + note.encode()):
-                self._lost = 0
+            self._own_up()
         if self._lost:
             self._lost += len(data)
         else:
             self._all(data, count=True)
+
+    def _own_up(self) -> None:
+        note = f"[mlapatch] {self._lost} bytes of the server's output are missing: the log could not be written\n"
+        if self._all(b"\n" * self._middle + note.encode()):
+            self._lost = 0
 
     def _all(self, data: bytes, *, count: bool = False) -> bool:
         """Whether everything was written; what was not counts as lost."""
@@ -105,6 +108,8 @@ class _Log:
         return not data
 
     def close(self) -> None:
+        if self._lost:
+            self._own_up()
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.close(self._file)
