@@ -29,7 +29,8 @@ def visible(text: str) -> str:
 
 def _json(data: object) -> str:
     encoding = (getattr(sys.stdout, "encoding", "") or "").lower()
-    return json.dumps(data, indent=2, ensure_ascii=not encoding.startswith("utf"), default=str)
+    text = json.dumps(data, indent=2, ensure_ascii=not encoding.startswith("utf"), default=str)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # only inside strings, and none is left below 32
 
 
 def emit(outcome: Outcome, *, as_json: bool) -> None:

@@ -129,6 +129,9 @@ def _proven(source: bytes, edited: Patched, patch: Patch, version: Version | Non
         again = tree.parse(result)
     except tree.Unreadable as error:
         return Judgement(patch.name, Verdict.DRIFTED, f"the patched {patch.target} would not parse: {error}")
+    if again.encoding != edited.module.encoding:  # an inserted first line can say another one
+        why = f"the patched {patch.target} would be {again.encoding}, not {edited.module.encoding}"
+        return Judgement(patch.name, Verdict.DRIFTED, why)
     return _postconditions(again, patch, version) or Fits(result)
 
 

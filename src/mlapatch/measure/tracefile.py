@@ -122,7 +122,7 @@ def _no_cycles() -> Iterator[None]:
 def _time(event: Event) -> tuple[float, float] | None:
     """Start and duration in us, or None where one is missing or no time: NaN, negative, beyond all clocks."""
     ts, dur = event.get("ts"), event.get("dur")
-    if isinstance(ts, (int, float)) and isinstance(dur, (int, float)) and -_LATEST < ts <= ts + dur < _LATEST:
+    if isinstance(ts, (int, float)) and isinstance(dur, (int, float)) and -_LATEST < ts < _LATEST > dur >= 0:
         return ts, dur
     return None
 
@@ -171,7 +171,7 @@ class _Collector:
                     x, y, z = args["grid"]
                     rows, number, group = index[event["name"], event["pid"], x, y, z]
                     correlation = args["correlation"]
-                    usual = -_LATEST < ts <= ts + dur < _LATEST and correlation & _LARGEST == correlation
+                    usual = -_LATEST < ts < _LATEST > dur >= 0 and correlation & _LARGEST == correlation
                     usual = usual and group.count >= _SAMPLED
                 except (KeyError, TypeError, ValueError):
                     usual = False
