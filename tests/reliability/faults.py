@@ -27,7 +27,7 @@ GROUPS = {
     "caches": ("verdict cache", "wheel cache", "wheel cache, more files", "unpacked wheel"),
     "a server's record and log": ("server record", "server log"),
 }
-THOROUGH = ["--stride", "3", "--loss-stride", "3", "--killed", "40"]
+THOROUGH = ["--stride", "4", "--loss-stride", "3", "--killed", "40"]
 #: A quick run tries these, and few calls of each.
 QUICK = ["--stride", "37", "--loss-stride", "97"]
 FEW = ["apply two", "revert one"]

@@ -93,7 +93,9 @@ def test_what_cannot_be_undone_is_named(here: Site, monkeypatch: pytest.MonkeyPa
     assert here.verdicts()["gather-cast"] == "applicable"
 
 
-def test_a_state_left_by_a_kill_settles_also_where_nothing_is_to_do(here: Site) -> None:
+def test_a_state_left_by_a_kill_settles_also_where_nothing_is_to_do(
+    here: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here.ok("apply", "gather-cast")
     here.ok("revert")
     state = here.folder / ".mlapatch"
@@ -110,6 +112,7 @@ def test_a_state_left_by_a_kill_settles_also_where_nothing_is_to_do(here: Site) 
     here.ok("revert")
     assert [path for path in left if path.exists()] == []
     assert json.loads((state / "journal.json").read_text())["pending"] == {}
+    assert here.folder in synced, "a kill between a rename and its sync, and then a power loss"
 
 
 def test_everything_on_the_way_is_synced(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,8 @@ class Journal:
             for step in pending.values():
                 path = Path(step["path"])
                 drop_leftovers(path.parent, path.name)
+                if path.parent.is_dir():
+                    sync_folder(path.parent)  # the kill may have come between the rename and its sync
             self._write(self.entries(), {})
 
     def _pending(self) -> dict[str, Any]:
