@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
-import sys
 import tokenize
 import warnings
 
@@ -32,16 +30,18 @@ def check_readable(source: bytes) -> None:
     """Raise ValueError (its text is for people) where the source is no Python, or too large or too deep."""
     if len(source) > LARGEST:
         raise ValueError(f"the file has {len(source):,} bytes, and one of more than {LARGEST:,} is not looked into")
+    lines = iter(source.split(b"\n", 2)[:2])  # a coding is named in the first two
     try:
-        source.decode(tokenize.detect_encoding(io.BytesIO(source).readline)[0])
+        source.decode(tokenize.detect_encoding(lines.__next__)[0])
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise ValueError(f"the file cannot be decoded: {error}") from None
     try:
         level: list[ast.AST] = [parse_ast(source)]
     except SyntaxError as error:
+        from platform import python_version
+
         at = f"line {error.lineno}: " if error.lineno else ""
-        version = ".".join(map(str, sys.version_info[:2]))
-        raise ValueError(f"{at}not Python {version}: {error.msg}") from None
+        raise ValueError(f"{at}not Python {python_version()}: {error.msg}") from None
     except (RecursionError, MemoryError):
         raise ValueError("code is nested too deeply to be read") from None
     for _ in range(DEEPEST):
