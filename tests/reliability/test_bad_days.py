@@ -102,6 +102,14 @@ def test_a_state_left_by_a_kill_settles_also_where_nothing_is_to_do(
     kept = json.loads((state / "journal.json").read_text())
     kept["pending"] = {"a.py": {"path": str(here.folder / "a.py"), "new": "0" * 64, "entry": None}}
     (state / "journal.json").write_text(json.dumps(kept))
+    synced: set[Path] = set()
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.add(name_of(fd))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
     left = [
         state / ".journal.json.x.mlapatch-tmp",
         state / "objects" / ".ab.y.mlapatch-tmp",
