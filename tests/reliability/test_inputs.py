@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mlapatch.cli.render import _json, visible
@@ -219,3 +220,22 @@ def test_an_inserted_line_cannot_change_the_files_coding() -> None:
     outcome = apply("x = 'é'\n".encode(), load_patch(table, {}), None)
     assert isinstance(outcome, Judgement)
     assert outcome.reason == "the patched a.py would be iso-8859-1, not utf-8"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"pid": -1}, {"pid": 0}, {"pid": True}, {"pid": "1"}, {"pid": 2**40}, {"session": None}, {"created": "x"},
+        {"created": float("nan")}, {"name": ["x"]}, {"command": "rm"}, {"log": "/etc/passwd"}, {"x": 1}, {"port": {}},
+    ],
+)  # fmt: skip
+def test_a_damaged_record_of_a_server_signals_and_writes_nothing(tmp_path: Path, odd: dict[str, Any]) -> None:
+    own = psutil.Process()
+    good = {"name": "s", "pid": own.pid, "created": own.create_time(), "session": -1, "started": "", "command": ["x"]}
+    (tmp_path / "s.json").write_text(json.dumps({**good, "log": "s.log", **odd}))
+    oracle = Oracle((), (tmp_path,))
+    with watched(oracle):
+        assert run("stop", "--logs", tmp_path).code == 0
+        assert run("logs", "--logs", tmp_path).code in (2, 5)
+        assert run("logs", "--list", "--logs", tmp_path).code == 0
+    assert not oracle.broken

@@ -192,9 +192,10 @@ def find(pid: int, created: float, session: int) -> Tree | None:
     """A server started earlier, unless it is gone and its number was given to another process."""
     try:
         root = psutil.Process(pid)
-        if abs(root.create_time() - created) < 1.0 and _alive(root):
+        same = abs(root.create_time() - created) < 1.0 and _alive(root)
+        if same and os.getsid(pid) == session:  # a damaged record could name the session of a shell
             return Tree(root, session)
-    except psutil.Error:
+    except (psutil.Error, OSError):
         pass
     return None
 

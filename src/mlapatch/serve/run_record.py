@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from mlapatch.disk import environment_errors, write_atomically
@@ -80,7 +81,33 @@ def load_all(folder: Path) -> list[RunRecord]:
     records = []
     for path in folder.glob("*.json"):
         try:
-            records.append(RunRecord(**parsed_object(path.read_bytes())))
+            records.append(_read(path))
         except (OSError, ValueError, TypeError):
             continue
     return sorted(records, key=lambda record: record.created, reverse=True)
+
+
+_FORM: dict[type | UnionType, tuple[str, ...]] = {
+    str: ("name", "started", "host", "state", "sglang"),
+    int: ("pid", "session"),
+    float | int: ("created",),
+    int | None: ("port",),
+    list: ("command",),
+    dict: ("patches", "diagnosis"),
+}
+
+
+def _read(path: Path) -> RunRecord:
+    """A record; ValueError or TypeError where it is damaged: `stop` must not signal what a wrong number names.
+
+    The log is the file beside it, wherever the folder is now; nothing else that a record names is read or written.
+    """
+    record = replace(RunRecord(**parsed_object(path.read_bytes())), log=str(path.absolute().with_suffix(".log")))
+    for kind, names in _FORM.items():
+        for name in names:
+            found = getattr(record, name)
+            if not isinstance(found, kind) or isinstance(found, bool):
+                raise TypeError(f"{name}: {found!r:.60}")
+    if not 0 < record.pid < 1 << 31 or not abs(record.created) < 1e12:
+        raise ValueError("no process")
+    return record
