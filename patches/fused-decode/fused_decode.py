@@ -509,7 +509,7 @@ def fused_tuning(device):
     if fused_triton < (3, 5):  # spills where registers are few
         return FusedTuning(tile=32, warps=4, stages=3, programs=2)
     overlap = torch.cuda.get_device_capability(device) >= (9, 0)
-    return FusedTuning(32, 4, 3, 3, registers=168, overlap=overlap)
+    return FusedTuning(32, 4, 3, 2, overlap=overlap)
 
 
 # The partial results of the splits, of all layers: their size depends on the GPU alone. Captured graphs keep the
