@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import signal
@@ -250,6 +251,33 @@ def test_http_port_taken_behind_the_preflight(bench: Bench) -> None:
         owner.listen()
         outcome = bench.launch("--tp", "2")
     assert diagnosis(outcome)["rule"] == "http-port-taken"
+    assert bench.left_behind() == []
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    """A server that says it is well."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_health_of_an_older_server_on_the_port_is_not_ours(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on an H200: forced past the preflight, a start was called ready because another server answered."""
+    monkeypatch.setattr("mlapatch.serve.follow.Follower._http_only", lambda self: self.poller is None)
+    older = http.server.ThreadingHTTPServer(("127.0.0.1", bench.port), Healthy)
+    threading.Thread(target=older.serve_forever, daemon=True).start()
+    try:
+        outcome = bench.launch("--die-in", "weights", "--die-how", "hang", patience={"weights": 1.5})
+    finally:
+        older.shutdown()
+        older.server_close()
+    assert outcome.exit is Exit.SERVER
+    assert diagnosis(outcome)["phase"] == "weights"
+    assert any(f"answered by pid {os.getpid()}" in line for line in bench.said), bench.said
     assert bench.left_behind() == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from mlapatch.serve import gpu_state
 from mlapatch.serve.diagnosis import diagnose
 from mlapatch.serve.health import Health, Poller
+from mlapatch.serve.ports import listener
 from mlapatch.serve.processes import Death, Tree
 from mlapatch.serve.transcript import READY, WARM_UP, Transcript
 from mlapatch.serve.verdicts import Diagnosis, Ending, Silence
@@ -66,6 +67,7 @@ class Follower:
         self.poller: Poller | None = None
         self.phases: dict[str, float] = {}
         self._phase = ""
+        self._other = 0
         self._progress: tuple[object, ...] = ()
         self._moved = self.began
         self._reported = 0.0
@@ -83,7 +85,7 @@ class Follower:
             failure = self._turn()
             if failure is not None:
                 return failure
-            if self.poller is not None and self.poller.last is Health.UP:
+            if self.poller is not None and self.poller.last is Health.UP and not self._another_answers():
                 self.phases[READY] = round(time.monotonic() - self.began, 1)
                 self._say(f"ready: {self.url}/health answers 200")
                 return None
@@ -131,6 +133,17 @@ class Follower:
     def _poll(self) -> None:
         if self.poller is None and self.url:
             self.poller = Poller(self.url, self.timing.poll)
+
+    def _another_answers(self) -> bool:
+        """Whether a process that is older than this server holds its port (a start with --force): not our readiness."""
+        port = self.port or self.log.facts.get("port")
+        holder = listener(int(port)) if port else None
+        if holder is None or holder.created >= self.tree.root.create_time():
+            return False
+        if holder.pid != self._other:
+            self._other = holder.pid
+            self._say(f"{self.url} is answered by pid {holder.pid} ({holder.name}), which was there before this server")
+        return True
 
     def _root_ended(self, code: int) -> Diagnosis | None:
         self.tree.finish_log(self.timing.linger + 1)

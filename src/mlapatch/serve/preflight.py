@@ -14,6 +14,7 @@ import psutil
 from mlapatch.exits import Exit
 from mlapatch.jsontext import parsed_object
 from mlapatch.serve.gpu_state import GpuState
+from mlapatch.serve.ports import listener
 from mlapatch.serve.ranks import Layout
 from mlapatch.serve.server_options import ServerOptions
 
@@ -182,14 +183,8 @@ def port(context: Context) -> Iterable[Finding]:
 
 
 def _owner(number: int) -> str:
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == number:
-                name = psutil.Process(connection.pid).name() if connection.pid else "unknown"
-                return f"; held by pid {connection.pid} ({name})"
-    except (psutil.Error, OSError):
-        pass
-    return ""
+    holder = listener(number)
+    return f"; held by pid {holder.pid} ({holder.name})" if holder else ""
 
 
 def gpus(context: Context) -> Iterable[Finding]:
