@@ -29,7 +29,7 @@ FEW = [
 
 def campaign(setting: Setting) -> Iterator[Figure]:
     """Races, one after the other; a figure each."""
-    how = ["--many", "12"] if setting.thorough else ["--many", "1", "--races", *FEW]
+    how = ["--many", "8"] if setting.thorough else ["--many", "1", "--races", *FEW]
     command = [sys.executable, "-m", "tests.reliability._racers", str(setting.work), "--seed", str(setting.seed), *how]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)

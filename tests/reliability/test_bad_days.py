@@ -329,3 +329,16 @@ def test_the_lock_is_free_when_its_holder_is_killed(here: Site) -> None:
         holder.kill()
     here.ok("apply", "gather-cast")
     assert Journal(here.folder / ".mlapatch").entries()
+
+
+def test_a_file_system_without_locks_is_no_bug(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What older releases of filelock raise where flock is not there."""
+
+    def acquire(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock; use SoftFileLock instead")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    before = here.bytes
+    done = here("apply", "gather-cast")
+    assert (done.code, here.bytes) == (5, before)
+    assert "error: this file system knows no file locks; nothing was changed" in done.err

@@ -109,6 +109,13 @@ class Journal:
                     where=str(self.folder / "lock"),
                     next="wait for it to end, then run the same command again",
                 ) from None
+            except NotImplementedError:  # older releases of filelock have nothing to fall back to
+                raise MlapatchError(
+                    Exit.ENVIRONMENT,
+                    "this file system knows no file locks; nothing was changed",
+                    where=str(self.folder / "lock"),
+                    next="pip install -U filelock, then run the same command again from one node only",
+                ) from None
         try:
             with environment_errors(self.folder):
                 self._settle()
