@@ -303,7 +303,19 @@ def sglang_triton_step(batch: Batch, pools: list[torch.Tensor]) -> Callable[[], 
     def step() -> None:
         for pool in pools:
             decode_attention_fwd(
-                query, pool, pool[..., :LATENT], batch.out, batch.indptr, batch.indices, part, lse, splits, 16, SCALE
+                query,
+                pool,
+                pool[..., :LATENT],
+                batch.out,
+                batch.indptr,
+                batch.indices,
+                part,
+                lse,
+                splits,
+                16,
+                SCALE,
+                1.0,
+                1.0,
             )
 
     return step

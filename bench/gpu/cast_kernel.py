@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attention import replay_ms
 
 SNIPPET = Path(__file__).resolve().parents[2] / "patches" / "common" / "cast_slots.py"
 SLOTS, WIDTH, LAYERS = 495552, 576, 78
@@ -31,27 +32,6 @@ def load(snippet: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def replay_ms(step: Any, runs: int = 12) -> float:
-    """Median time of one replay, ms."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    times = []
-    for _ in range(runs):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times[2:])[len(times[2:]) // 2]
 
 
 def cast_all(kernel: Any, grid: Any, pools: Any, bits: int, after: tuple[Any, ...], shape: dict[str, Any]) -> None:
@@ -91,7 +71,7 @@ def main() -> None:
             shape = {"PAGE": 1, "COMPACT": False, "BITS": bits, "PEERS": requests > 1, "MAIN": 512, "REST": 64}
             shape |= {"BLOCK_REST": 64, "ROWS": rows, "num_warps": warps}
             args_after = (out, indices, indptr, requests, indices.numel(), SLOTS, WIDTH, WIDTH)
-            times[name] = round(replay_ms(partial(cast_all, kernel, grid, pools, bits, args_after, shape)), 3)
+            times[name] = round(replay_ms(partial(cast_all, kernel, grid, pools, bits, args_after, shape))[0], 3)
             live = indices[: requests * length].long()
             assert torch.equal(out[live], pools[-1][live].to(torch.bfloat16)), name
         results.append({"bits": bits, "rows": rows, "warps": warps, "programs_per_sm": per_sm, "ms": times})

@@ -293,7 +293,7 @@ def machine() -> dict[str, Any]:
 def commit() -> str:
     git = ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
     done = subprocess.run(git, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or os.environ.get("MLAPATCH_COMMIT", "unknown")
+    return os.environ.get("MLAPATCH_COMMIT") or done.stdout.strip() or "unknown"
 
 
 def run(names: list[str], out: Path, kept: dict[str, Any], wait: float, during: dict[str, list[str]]) -> None:
