@@ -11,7 +11,11 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
-RUNS = ("h200_run3.json", "h200_run2.json", "h200_run1.json")  # the latest first; a row comes from the first that has it
+RUNS = (
+    "h200_run3.json",
+    "h200_run2.json",
+    "h200_run1.json",
+)  # the latest first; a row comes from the first that has it
 README = HERE.parents[1] / "README.md"
 START, END = "<!-- table: python3 bench/gpu/table.py -->", "<!-- /table -->"
 ROWS = {
