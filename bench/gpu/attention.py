@@ -5,9 +5,9 @@
 
 Every row is checked against float64 on fresh random data (the outputs are NaN before) and timed as the median of
 replays of one graph of all layers, each layer with a pool of its own. A tuning is written
-TILE.WARPS.STAGES.PROGRAMS[@REGISTERS] with w (prefetch) and o (overlapped launches). The row "read" only reads the rows: the limit of random
-access. Needs torch and Triton; the rows that need flashinfer or SGLang appear where they can be imported (--site). The
-snippets come from patches/, as an applied patch has them.
+TILE.WARPS.STAGES.PROGRAMS[@REGISTERS] with w (prefetch) and o (overlapped launches). The row "read" only reads the
+rows: the limit of random access. Needs torch and Triton; the rows that need flashinfer or SGLang appear where they can
+be imported (--site). The snippets come from patches/, as an applied patch has them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ PREFERENCE = (
     ("active-cast", "casts only the active slots, inside CUDA graphs too, with no host work a step"),
     ("gather-cast", "casts only the active slots; compact in eager mode"),
     ("fp8-plan", "flashinfer reads the FP8 pool itself"),
-    ("fused-decode", "reads the FP8 slots itself: the fastest, with arithmetic of its own, measured on one kind of GPU"),
+    ("fused-decode", "reads the FP8 slots itself: the fastest, with arithmetic of its own, measured on one GPU"),
 )
 
 

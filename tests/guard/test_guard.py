@@ -20,7 +20,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.guard import GuardedFile, GuardReport, State, guard_state, preflight
 from mlapatch.install.target import find_target
-from mlapatch.outcome import Pairs
+from mlapatch.outcome import Block, Diff, Pairs, Table
 from tests.conftest import TreeFactory
 from tests.corpus import Corpus
 from tests.guard.trees import (
@@ -386,3 +386,28 @@ def test_one_line_names_a_few_files_and_counts_the_rest() -> None:
     assert "srt/file5.py (new)" in text
     assert "srt/file6.py" not in text
     assert "and 294 more (mlapatch guard check)" in text
+
+
+def lines_of(block: Block) -> list[str]:
+    """What a block prints, line by line."""
+    if isinstance(block, Table):
+        return [" ".join(map(str, row)) for row in block.rows]
+    return block.text.splitlines() if isinstance(block, Diff) else list(getattr(block, "lines", ()))
+
+
+def test_hundreds_of_deleted_files_are_counted_and_the_changed_one_is_shown(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images drop the tests of a wheel: 250,000 lines of deleted text must not bury the one edit that matters."""
+    gone = [GuardedFile(f"tests/{i}.py", State.NEW, "no baseline records it", "-x\n" * 3_000) for i in range(200)]
+    lost = GuardedFile("srt/server_args.py", State.GONE, "the edit is gone", "-import one\n+import two\n")
+    kept = [GuardedFile(f"srt/{i}.py", State.UNTOUCHED, "as recorded", "") for i in range(100)]
+    report = GuardReport("violated", True, (lost, *gone, *kept))
+    monkeypatch.setattr("mlapatch.commands.guard.guard_state", lambda *_, **__: report)
+    outcome = check(sglang=tree.root)
+    lines = [line for block in outcome.blocks for line in lines_of(block)]
+    assert len(lines) < 200
+    assert sum("+import two" in line for line in lines) == 1
+    assert any("161 more file(s)" in line for line in lines)
+    assert any("100 more file(s)" in line for line in lines)
+    assert len(outcome.data["files"]) == 301

@@ -25,6 +25,9 @@ from mlapatch.install.target import find_target
 from mlapatch.local_edits import LocalEdits
 from mlapatch.outcome import Block, Diff, Outcome, Table, Text, Warn
 
+#: A tree without its tests has hundreds of deleted files: so many files and lines of diff are printed; JSON has all.
+_SHOWN_FILES, _SHOWN_LINES = 40, 2_000
+
 
 def record(
     *,
@@ -54,7 +57,9 @@ def record(
         notes.append(f"nothing is kept beside SGLang ({error.what}); pass --file {path} where you check and launch")
     edited = [one for one in recorded.values() if one.has_edit]
     lines = [f"{len(edited)} edited file(s) recorded in {path}; compared with {edits.label or 'nothing'}"]
-    lines += [f"  {one.path}: {_size(one)}" for one in edited]
+    lines += [f"  {one.path}: {_size(one)}" for one in edited[:_SHOWN_FILES]]
+    if len(edited) > _SHOWN_FILES:
+        lines.append(f"  and {len(edited) - _SHOWN_FILES} more, named in that file")
     lines += ["commit that file; to compare: mlapatch guard check"]
     data: dict[str, object] = {
         "baseline": str(path),
@@ -79,15 +84,33 @@ def check(
     data["files"] = [{"path": f.path, "state": str(f.state), "reason": f.reason, "diff": f.diff} for f in report.files]
     blocks: list[Block] = [Warn(note) for note in found.target.notes]
     blocks.append(Text((f"guard: {report.text}",), style="bold red" if report.refuses else ""))
-    if report.files:
-        rows = [(one.path, str(one.state), one.reason) for one in report.files]
-        blocks.append(Table(("file", "state", "reason"), rows))
-    for one in report.files:
-        if not one.fine:
-            blocks.append(Diff(one.diff) if one.diff else Text((f"{one.path}: its original is not at hand, no diff",)))
+    blocks += _shown(report)
     if report.refuses:
         blocks.append(Text((_next(report),)))
     return Outcome(Exit.REFUSED if report.refuses else Exit.OK, data, blocks)
+
+
+def _shown(report: GuardReport) -> list[Block]:
+    """What a person wants to read: what is not as it was, and its diffs as far as they are of a readable size."""
+    off, fine = [one for one in report.files if not one.fine], [one for one in report.files if one.fine]
+    named = [*off[:_SHOWN_FILES], *fine[: max(_SHOWN_FILES - len(off), 0)]]
+    rows = [(one.path, str(one.state), one.reason) for one in named]
+    for kind, files in (("not as recorded", off), ("as recorded", fine)):
+        left = sum(one not in named for one in files)
+        if left:
+            rows.append((f"{left} more file(s)", kind, "mlapatch guard check --json names them all"))
+    blocks: list[Block] = [Table(("file", "state", "reason"), rows)] if rows else []
+    room = _SHOWN_LINES
+    for one in off[:_SHOWN_FILES]:
+        lines = one.diff.count("\n")
+        if not one.diff:
+            blocks.append(Text((f"{one.path}: its original is not at hand, no diff",)))
+        elif lines > room:
+            blocks.append(Text((f"{one.path}: a diff of {lines} lines, in mlapatch guard check --json",)))
+        else:
+            blocks.append(Diff(one.diff))
+            room -= lines
+    return blocks
 
 
 def _assessed(sglang: Path | None, python: str | None, patches: Sequence[Path] | None) -> Assessment:
