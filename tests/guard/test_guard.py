@@ -410,4 +410,6 @@ def test_hundreds_of_deleted_files_are_counted_and_the_changed_one_is_shown(
     assert sum("+import two" in line for line in lines) == 1
     assert any("161 more file(s)" in line for line in lines)
     assert any("100 more file(s)" in line for line in lines)
-    assert len(outcome.data["files"]) == 301
+    files = outcome.data["files"]
+    assert isinstance(files, list)
+    assert len(files) == 301
