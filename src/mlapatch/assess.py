@@ -197,7 +197,9 @@ def _judge(found: Assessment, patch: Patch, cache: VerdictCache) -> Judgement:
         version = found.target.version
         if not patch.supports(version):
             return Judgement(patch.name, Verdict.UNSUPPORTED, f"SGLang {version}: {patch.sglang_reason}")
-        return Judgement(patch.name, Verdict.DRIFTED, f"{patch.target} is not in this SGLang", expected=patch.target)
+        return Judgement(
+            patch.name, Verdict.DRIFTED, f"{patch.target} is not in this SGLang", patch.target, patch.target, "nothing"
+        )
     judgement = cache.judge(file.data, patch, found.target.version)
     if judgement.verdict in (Verdict.EDITED, Verdict.DRIFTED) and file.entry and patch.name in file.entry.patches:
         kept = kept_patch(Journal(found.target.state_folder), file.entry, patch.name)

@@ -235,7 +235,7 @@ class Anything(type):
     __or__ = __ror__ = lambda cls, other: cls
 
 class Module(types.ModuleType):
-    __path__ = []
+    __path__, __version__ = [], "3.5.0"
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
