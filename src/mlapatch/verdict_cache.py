@@ -52,7 +52,9 @@ class VerdictCache:
         key = f"{sha256(source)} {patch.digest} {version} {_engine_digest()} {getattr(how, '__name__', '')}"
         if key in self.kept:
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
-                return Judgement.from_cache(self.kept[key])
+                kept = Judgement.from_cache(self.kept[key])
+                if kept.patch == patch.name:  # else the file is damaged
+                    return kept
         if how is None:
             from mlapatch.engine.verdict import judge
 

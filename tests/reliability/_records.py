@@ -67,7 +67,7 @@ def guard_files(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
     assert run("guard", "record", "--sglang", place.site, "--file", file).code == 0
     data, frozen = file.read_bytes(), place.contents()
     oracle = Oracle((), place.writable)
-    for number in range(120 if thorough else 5):
+    for number in range(60 if thorough else 5):
         variant = _toml_variant(data, rng)
         file.write_bytes(variant)
         tally.attempt(f"{number}", lambda: _guarded(place, file), oracle)
@@ -93,7 +93,7 @@ def journals(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
     shutil.copytree(place.state, kept)
     patched = place.backend.read_bytes()
     oracle = Oracle((), place.writable)
-    for number in range(80 if thorough else 5):
+    for number in range(50 if thorough else 5):
         shutil.rmtree(place.state)
         shutil.copytree(kept, place.state)
         place.backend.write_bytes(patched)
@@ -135,7 +135,7 @@ def databases(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
         db.execute("PRAGMA journal_mode = DELETE")
     data = good.read_bytes()
     oracle = Oracle((), (*place.writable, folder))
-    for number in range(80 if thorough else 6):
+    for number in range(50 if thorough else 6):
         path = folder / f"{number}.sqlite3"
         kind = rng.randrange(3)
         if kind == 0:
@@ -173,7 +173,7 @@ def _odd_cells(path: Path, rng: random.Random) -> None:
                 db.execute("UPDATE runs SET status = 'running', host = ?", (socket.gethostname(),))
             elif isinstance(value, int) and abs(value) >= 2**63:
                 value = b"\xff\xfe"
-            db.execute(f"UPDATE runs SET {column} = ? WHERE id = ?", (value, row))  # noqa: S608
+            db.execute(f"UPDATE OR IGNORE runs SET {column} = ? WHERE id = ?", (value, row))  # noqa: S608
 
 
 def _or_empty(text: object) -> Any:
@@ -218,7 +218,7 @@ def exports(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
     assert run("runs", "--export", folder / "good.jsonl", "--db", folder / "good.sqlite3").code == 0
     lines = (folder / "good.jsonl").read_bytes().splitlines()
     oracle = Oracle((), (*place.writable, folder))
-    for number in range(40 if thorough else 4):
+    for number in range(20 if thorough else 4):
         (folder / "bad.jsonl").write_bytes(b"\n".join(_json_variant(line, rng) for line in lines))
         path = folder / f"{number}.sqlite3"
 
@@ -241,7 +241,7 @@ def verdict_caches(place: Place, rng: random.Random, *, thorough: bool) -> Tally
     path.unlink(missing_ok=True)
     assert run("status", "--sglang", place.site).code == 0
     data = path.read_bytes()
-    for number in range(40 if thorough else 5):
+    for number in range(20 if thorough else 5):
         path.write_bytes(_json_variant(data, rng))
 
         def status() -> None:

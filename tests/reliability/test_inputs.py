@@ -239,3 +239,17 @@ def test_a_damaged_record_of_a_server_signals_and_writes_nothing(tmp_path: Path,
         assert run("logs", "--logs", tmp_path).code in (2, 5)
         assert run("logs", "--list", "--logs", tmp_path).code == 0
     assert not oracle.broken
+
+
+def test_a_kept_verdict_of_another_patch_is_not_believed() -> None:
+    table = {
+        "name": "p", "summary": "", "target": "a.py", "post": [{"scope": "module", "present": "f()"}],
+        "edit": [{"scope": "module", "at": "end", "code": "f()\n"}],
+    }  # fmt: skip
+    cache, patch = VerdictCache(None), load_patch(table, {})
+    right = cache.judge(b"def f(): pass\n", patch, None)
+    (key,) = cache.kept
+    odds: tuple[dict[str, Any], ...] = ({"name": "q"}, {"name": None}, {"traces": float("inf")}, {"verdict": []})
+    for odd in odds:
+        cache.kept[key] = {**right.to_cache(), **odd}
+        assert cache.judge(b"def f(): pass\n", patch, None) == right
