@@ -1,0 +1,91 @@
+"""The fused-decode kernel in Triton's interpreter, by tuning, heads and FP8 kind, against float64: one JSON line each.
+
+Run as a program with TRITON_INTERPRET=1 (test_fused_tunings.py does): `python -m tests.verify.fused_tunings`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+SNIPPETS = (
+    "common/cast_slots.py",
+    "common/row_width.py",
+    "common/active_cast.py",
+    "fused-decode/fused_decode.py",
+)
+LENGTHS = (3, 0, 16, 17, 70, 1, 0)
+SLOTS, SCALE = 256, 0.06
+#: tile, warps, programs a multiprocessor (there are two of those here), heads, FP8 kind
+CASES = (
+    (16, 4, 2, 8, torch.float8_e4m3fn),
+    (16, 2, 5, 5, torch.float8_e4m3fn),
+    (32, 4, 1, 16, torch.float8_e4m3fn),
+    (32, 2, 3, 20, torch.float8_e5m2),
+)
+
+
+def snippets() -> ModuleType:
+    """The patch's helpers as a module: Triton reads a kernel's source from a file."""
+    text = "import logging\nimport torch\n\n_mlapatch_logger = logging.getLogger('mlapatch')\n\n" + "\n\n".join(
+        (ROOT / "patches" / name).read_text() for name in SNIPPETS
+    )
+    path = Path(tempfile.mkdtemp(prefix="mlapatch-fused-")) / "snippets.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("mlapatch_snippets", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def expected(query: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 attention [heads, 512] and base-2 log-sum-exp [heads] of one request."""
+    key = pool[slots.long(), 0].double()
+    score = query.double() @ key.T * SCALE
+    return torch.softmax(score, -1) @ key[:, :512], torch.logsumexp(score, -1) / torch.log(torch.tensor(2.0)).item()
+
+
+def error_of(module: ModuleType, case: tuple[int, int, int, int, torch.dtype]) -> dict[str, float | bool]:
+    """Largest relative error of the output, largest error of the log-sum-exp, and whether empty requests are zeros."""
+    tile, warps, programs, heads, kind = case
+    torch.manual_seed(7)
+    pool = torch.full((SLOTS, 1, 576), float("nan")).to(kind)
+    order = torch.randperm(SLOTS)[: sum(LENGTHS)].int()
+    pool[order.long()] = torch.randn(len(order), 1, 576).to(kind)
+    query = torch.randn(len(LENGTHS), heads, 576).to(torch.bfloat16)
+    indptr = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
+    out = torch.full((len(LENGTHS), heads, 512), float("nan"), dtype=torch.bfloat16)
+    tuning = module.FusedTuning(tile, warps, 1, programs)
+    q, rope = query[..., :512].contiguous(), query[..., 512:].contiguous()
+    lse = module.fused_attention(
+        q, rope, pool[..., :512], pool[..., 512:], order, indptr, len(LENGTHS), SCALE, out, tuning
+    )
+    worst, worst_lse, zeros = 0.0, 0.0, True
+    for i, length in enumerate(LENGTHS):
+        if not length:
+            zeros = zeros and bool((out[i] == 0).all()) and bool((lse[i] == -float("inf")).all())
+            continue
+        wanted, wanted_lse = expected(query[i], pool, order[indptr[i] : indptr[i + 1]])
+        worst = max(worst, ((out[i].double() - wanted).norm() / wanted.norm()).item())
+        worst_lse = max(worst_lse, (lse[i].double() - wanted_lse).abs().max().item())
+    return {"error": worst, "lse_error": worst_lse, "zeros": zeros}
+
+
+def main() -> None:
+    module = snippets()
+    for case in CASES:
+        print(json.dumps(error_of(module, case)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
