@@ -126,7 +126,7 @@ class Bench:
         os.close(record)
         states = powerloss.states(self.world.root, self.world.home / "before", events(log))
         for number, (event, last, tree) in enumerate(states):
-            if number % stride and not last:
+            if number % stride and not (last and self.path.lasting):
                 continue
             powerloss.lay_out(self.world.root, tree)
             gone = last and self.path.lasting and self.path.view(self.world) != self.new

@@ -77,5 +77,5 @@ def _figures(lines: list[dict[str, object]]) -> Iterator[Figure]:
     for (group, loss), rows in found.items():
         tried, lost = (sum(int(str(row[name])) for row in rows) for name in ("tried", "lost"))
         failures = tuple(str(one) for row in rows for one in row["failures"])  # type: ignore[attr-defined]
-        kind = "a power loss, un-synced bytes and names gone" if loss else "a kill or an error at each system call"
+        kind = "a power loss, un-synced bytes and names gone" if loss else "a kill or an error at a system call"
         yield Figure("faults", f"{group}: {kind}", tried, tried - lost, failures[:10])
