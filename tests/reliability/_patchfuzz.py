@@ -30,7 +30,7 @@ def fuzz_patches(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
     bundled = bundled_folder("patches")
     names = sorted(path.parent.name for path in bundled.glob("*/patch.toml"))
     tables = {name: (bundled / name / "patch.toml").read_bytes() for name in names}
-    for number in range(300 if thorough else 15):
+    for number in range(300 if thorough else 8):
         name = rng.choice(names)
         folder = place.work / "mutants" / name
         shutil.rmtree(folder.parent, ignore_errors=True)

@@ -67,7 +67,7 @@ def environments(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
     """Each environment with several verbs, in processes of their own, as a user meets them."""
     tally = Tally("inputs", "environments: variables, homes, terminals, encodings; status, doctor, diff, runs, list")
     place.restore()
-    chosen = list(ODD) if thorough else rng.sample(list(ODD), 3)
+    chosen = list(ODD) if thorough else rng.sample(list(ODD), 2)
     for name in chosen:
         for verb in rng.sample(VERBS, 1):
             tally.attempt(f"{name}: {' '.join(verb)}", lambda n=name, v=verb: _started(place, ODD[n], v))  # type: ignore[misc]

@@ -114,7 +114,7 @@ def find_target(sglang: Path | None = None, python: str | None = None) -> Target
         raise MlapatchError(
             Exit.ENVIRONMENT,
             "cannot look for SGLang there",
-            where=f"{str(sglang or python):.200}",
+            where=f"{sglang or python!s:.200}",
             found=str(error.strerror or error),
             next="mlapatch status --sglang PATH",
         ) from None
