@@ -228,6 +228,8 @@ def _with_machine(
 def pinned_flashinfer(requires: Iterable[str]) -> Flashinfer | None:
     """The flashinfer that a release's metadata pins."""
     for line in requires:
+        if not line.lower().lstrip().startswith("flashinfer"):  # a release has a hundred others
+            continue
         try:
             requirement = Requirement(line)
         except InvalidRequirement:

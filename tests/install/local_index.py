@@ -59,12 +59,16 @@ def make_wheel(
 
 @dataclass
 class LocalIndex:
-    """What the server does: `cut` sends only so many bytes of a wheel, `delay` waits between blocks."""
+    """What the server does: `cut` sends only so many bytes of a wheel, `delay` waits between blocks.
+
+    Wheels whose name contains a word of `held` do not come to an end until they are let go.
+    """
 
     folder: Path
     url: str = ""
     cut: int | None = None
     delay: float = 0.0
+    held: tuple[str, ...] = ()
     served: list[str] = field(default_factory=list)
 
 
@@ -98,6 +102,8 @@ def serving(folder: Path) -> Iterator[LocalIndex]:
             body = data if index.cut is None else data[: index.cut]
             with contextlib.suppress(OSError):
                 for start in range(0, len(body), 65536):
+                    while any(word in self.path for word in index.held):
+                        time.sleep(0.05)
                     self.wfile.write(body[start : start + 65536])
                     self.wfile.flush()
                     time.sleep(index.delay)
