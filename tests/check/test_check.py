@@ -82,9 +82,10 @@ def test_every_release_of_the_table_fits(corpus: Corpus) -> None:
 
 
 def test_with_everything_cached_all_releases_are_quick() -> None:
-    check(all_releases=True)
+    names = ["active-cast", "gather-cast", "fp8-plan"]
+    check(names, all_releases=True)
     started = time.monotonic()
-    outcome = check(all_releases=True)
+    outcome = check(names, all_releases=True)
     assert time.monotonic() - started < 10
     assert len(verdicts(outcome)) >= 57
 

@@ -126,7 +126,7 @@ def test_the_shell_recipe(
     assert "cannot be reached" in done.stdout
 
 
-@pytest.mark.parametrize("pin", ["sglang=={}", "sglang[srt]=={} ; python_version >= '3.10'", "sglang=={}  # ours"])
+@pytest.mark.parametrize("pin", ["sglang=={}", "sglang[srt]=={} ; python_version >= '3.10'  # ours"])
 def test_the_one_liner(shell: Path, local_index: LocalIndex, corpus: Corpus, pin: str) -> None:
     script = block("Before a commit that moves the pin", "sh")
     release(local_index, corpus, "0.9.0")

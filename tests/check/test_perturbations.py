@@ -116,13 +116,19 @@ def test_never_a_wrong_edit(version: str, path: str, perturbation: Perturbation)
             assert same_code(result.source, other), f"{patch.name} does not commute with '{perturbation}'"
 
 
+def helpers(patch: Patch) -> list[str]:
+    """The names that the patch defines; of many, every third by default."""
+    names = sorted({name for edit in patch.edits for name, _ in definitions(edit)})
+    return names if CHOSEN == "all" or len(names) < 8 else names[::3]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_a_helper_of_the_same_name_is_never_taken_for_the_patch(version: str, patch: Patch) -> None:
     release = Version(version)
     if not patch.supports(release):
         pytest.skip("unsupported")
-    for name, _ in {item for edit in patch.edits for item in definitions(edit)}:
+    for name in helpers(patch):
         before = original(version) + f"\n\ndef {name}(*args):\n    return args[0]\n".encode()
         verdict = judge(before, patch, release)
         assert str(verdict.verdict) in {"edited", "drifted", "ambiguous"}, f"{name}: {verdict}"
@@ -140,7 +146,7 @@ def test_after_applying_only_the_patchs_own_code_counts(version: str, patch: Pat
     assert elsewhere != done
     assert str(judge(elsewhere, patch, release).verdict) == "applied"
     source = Source(done.decode())
-    for name, _ in {item for edit in patch.edits for item in definitions(edit)}:
+    for name in helpers(patch):
         helper = source.scope(name)
         start, end = source.span(helper)
         without = source.spliced([(start, end, "")]).encode()
