@@ -52,13 +52,7 @@ def unpatched(found: Assessment, file: File) -> Unpatched:
     present = present_patches(found, file)
     if not present:
         return Unpatched(file.data, {})
-    journal = Journal(found.target.state_folder)
-    entry = file.entry
-    base = journal.object(entry.base) if entry else None
-    after = journal.object(entry.after) if entry else None
-    if base is None or after is None:
-        base = original_bytes(found.target, file.relative)
-        after = _apply_all(base, list(present.values()), found)
+    base, after = _as_applied(found, file, present)
     merged = merge(after, file.data, base)
     if isinstance(merged, Conflict):
         raise MlapatchError(
@@ -81,6 +75,42 @@ def unpatched(found: Assessment, file: File) -> Unpatched:
                 next="mlapatch status",
             )
     return Unpatched(merged.source, present)
+
+
+def stock_for(found: Assessment, file: File) -> Unpatched:
+    """What a file is compared with: itself without the patches, or, where that cannot be had because their lines were
+    changed by hand, what they were applied to. A file without patches is compared with the release's."""
+    try:
+        clean = unpatched(found, file)
+    except MlapatchError as error:
+        if error.exit is not Exit.REFUSED:
+            raise
+        present = present_patches(found, file)
+        return Unpatched(_as_applied(found, file, present)[0], present)
+    if clean.patches or found.target.recorded_sha256(file.relative) == sha256(file.data):
+        return clean
+    try:
+        return Unpatched(original_bytes(found.target, file.relative), {})
+    except MlapatchError as error:
+        raise MlapatchError(
+            Exit.ENVIRONMENT,
+            "the file has no patch of mlapatch's, and there is nothing to compare it with",
+            where=str(file.path),
+            expected="the release's own file, by a wheel's RECORD or a commit",
+            found=error.found or error.what,
+            next="name a patch to compare with the file as it is: mlapatch verify active-cast",
+        ) from None
+
+
+def _as_applied(found: Assessment, file: File, present: Mapping[str, Patch]) -> tuple[bytes, bytes]:
+    """What the patches were applied to, and what came of it: from the state, else from the release."""
+    journal = Journal(found.target.state_folder)
+    base = journal.object(file.entry.base) if file.entry else None
+    after = journal.object(file.entry.after) if file.entry else None
+    if base is None or after is None:
+        base = original_bytes(found.target, file.relative)
+        after = _apply_all(base, list(present.values()), found)
+    return base, after
 
 
 def change_to(found: Assessment, file: File, clean: Unpatched, wanted: Sequence[Patch]) -> Change:

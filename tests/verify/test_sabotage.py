@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
+from mlapatch.catalogue import load_catalogue
+from mlapatch.commands.apply import apply
+from mlapatch.commands.verify import verify as run_verify
+from mlapatch.engine.judgement import Verdict
+from mlapatch.engine.verdict import judge
+from mlapatch.exits import Exit
+from tests.conftest import TreeFactory
+from tests.corpus import BACKEND, Corpus
 from tests.verify.conftest import SABOTAGED, Verify
 
 pytestmark = pytest.mark.verify
@@ -59,3 +71,34 @@ def test_passes_without_the_fault(verify: Verify, version: str) -> None:
 def test_every_folder_is_tried() -> None:
     folders = {path.parent.name for path in Path(SABOTAGED).glob("*/patch.toml")}
     assert folders - {"sound"} == {sabotage.name for sabotage in SABOTAGES}
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda s: f"{s.name}-{s.version}")
+def test_the_folder_is_a_patch_that_applies(sabotage: Sabotage, corpus: Corpus) -> None:
+    patch = load_catalogue([SABOTAGED]).get(sabotage.name)
+    found = judge(corpus.text(sabotage.version), patch, Version(sabotage.version), prove=True)
+    assert found.verdict is Verdict.APPLICABLE, found.reason
+
+
+def test_the_command_line_fails_and_names_the_scenario(torch_python: str, wheel_dir: TreeFactory) -> None:
+    command = ["verify", "off-by-one", "--patches", str(SABOTAGED), "--scenario", "decode-eager", "--json"]
+    command += ["--sglang", str(wheel_dir("0.5.9"))]
+    done = subprocess.run([torch_python, "-m", "mlapatch", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == Exit.FOUND, done.stderr
+    found = json.loads(done.stdout)["patches"][0]
+    assert (found["result"], found["failed"]) == ("fail", ["decode-eager"])
+
+
+def test_installed_bytes_that_were_changed_by_hand_are_run_not_refused(
+    torch_python: str, wheel_dir: TreeFactory, tmp_path: Path
+) -> None:
+    """A change inside the patch's own lines is what `--installed` is asked about."""
+    site = Path(shutil.copytree(wheel_dir("0.5.9"), tmp_path / "site"))
+    assert apply(["active-cast"], sglang=site).exit is Exit.OK
+    path = site / BACKEND
+    right = path.read_bytes()
+    wrong = right.replace(b"if decode and wrapper._use_cuda_graph", b"if False")
+    path.write_bytes(wrong)
+    assert wrong != right
+    outcome = run_verify([], installed=True, scenarios=["decode-replay"], sglang=site)
+    assert outcome.exit is Exit.FOUND

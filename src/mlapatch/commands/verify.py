@@ -18,7 +18,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.install.target import Target, find_target
 from mlapatch.outcome import Block, Outcome, Table, Text, Warn
-from mlapatch.rebase import misfit_error, unpatched
+from mlapatch.rebase import misfit_error, stock_for, unpatched
 from mlapatch.verify.runner import Job, ScenarioResult, run_job
 
 BACKEND = "srt/layers/attention/flashinfer_mla_backend.py"
@@ -119,7 +119,7 @@ def _installed(found: Assessment, folder: Path) -> _Pair:
         raise MlapatchError(
             Exit.ENVIRONMENT, "there is no flashinfer MLA backend to verify", where=BACKEND, next="mlapatch status"
         )
-    clean = unpatched(found, file)
+    clean = stock_for(found, file)
     names = ", ".join(clean.patches) or "installed file"
     exact = all(patch.arithmetic == "stock" for patch in clean.patches.values())
     return _written(names, clean.base, file.data, folder, exact=exact)
