@@ -51,7 +51,10 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
         f"Real server, CUDA graphs on, {machine['gpu']}, SGLang {patch['sglang']}, flashinfer {patch['flashinfer']}, "
         f"torch {machine['torch']}, FP8 pool of {first['pool_tokens']:,} tokens x {first['layers']} layers. "
         f"{'; '.join(where)}. Repeat them with `python3 bench/gpu/compare.py` as "
-        "[bench/gpu/README.md](bench/gpu/README.md) says. The streams' figure covers the whole window with its prefill."
+        "[bench/gpu/README.md](bench/gpu/README.md) says. The streams' figure covers the whole window with its "
+        "prefill. The weights are random, and their greedy outputs soon repeat themselves: that outputs are equal "
+        "is a weak sign, `mlapatch verify` is the strong one. Runs 2 and 3 had several servers on the GPU, one of "
+        "them at work at a time."
     )
     return "\n".join([*lines, "", about])
 

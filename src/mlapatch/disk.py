@@ -117,6 +117,12 @@ def escaped(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
+_WAYS = {
+    errno.ELOOP: "remove the link that stands there (mlapatch writes through none), then run the same command again",
+    errno.EIO: "look for a failing disk (dmesg), then run the same command again",
+}
+
+
 @contextlib.contextmanager
 def environment_errors(where: Path, then: str = "nothing was changed") -> Iterator[None]:
     """Turn a read-only or full file system into a clear exit 5; `then` says what that means."""
@@ -136,7 +142,7 @@ def environment_errors(where: Path, then: str = "nothing was changed") -> Iterat
             f"cannot write: {error.strerror or error}; {then}",
             where=str(error.filename or where),
             found=f"{type(error).__name__} {error.errno}",
-            next="make room or remount it writable, then run the same command again",
+            next=_WAYS.get(error.errno or 0, "make room or remount it writable, then run the same command again"),
         ) from None
 
 

@@ -46,7 +46,10 @@ def campaign(setting: Setting) -> Iterator[Figure]:
     """A few processes at once, each with its share of the write paths."""
     library = _syscalls.build(setting.work)
     patching = [path for name in ("apply", "revert") for path in GROUPS[name]]
-    if setting.thorough:
+    if setting.thorough and os.environ.get("MLAPATCH_EVERY_FAULT"):
+        others = [path for paths in GROUPS.values() for path in paths if path not in patching]
+        shares = [(paths, ["--stride", "1", *THOROUGH[2:]]) for paths in (patching, others)]
+    elif setting.thorough:
         others = [path for paths in GROUPS.values() for path in paths if path not in patching]
         shares = [(patching[::2], THOROUGH), (patching[1::2], THOROUGH), (others, ["--stride", "2", *THOROUGH[2:]])]
     else:

@@ -60,6 +60,7 @@ def uv_modes(mode: str, bench: Bench) -> Iterator[Trial]:
         python = mine / "bin" / "python"
         here = Install(_site(mine) / "sglang", ("--python", python), "wheel", python, shared)
         yield f"{mode} {patch}", partial(here.story, patch, guard=bench.folder / f"{patch}.toml")
+    # A clone is a file of its own, or, on a disk without reflinks, what uv falls back to: the page says which it was.
     expected = {"hardlink": (False, True), "symlink": (True, False), "copy": (False, False)}.get(mode, links)
 
     def linked() -> None:

@@ -33,12 +33,13 @@ app = typer.Typer(
 
 def run(verb: Callable[[], Outcome], *, as_json: bool = False) -> None:
     """Run one verb, print its outcome, and exit with its code."""
+    from mlapatch.cli.address import addressed, addressed_error
     from mlapatch.cli.render import emit, emit_error
 
     try:
-        outcome = verb()
+        outcome = addressed(verb())
     except MlapatchError as error:
-        emit_error(error, as_json=as_json)
+        emit_error(addressed_error(error), as_json=as_json)
         raise typer.Exit(int(error.exit)) from None
     except KeyboardInterrupt:
         print("\ninterrupted; what was finished is kept", file=sys.stderr)

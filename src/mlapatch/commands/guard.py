@@ -9,7 +9,7 @@ from mlapatch.assess import Assessment, assess, machine_of
 from mlapatch.catalogue import load_catalogue
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.guard import Comparison, GuardReport, State, guard_state
+from mlapatch.guard import Comparison, GuardedFile, GuardReport, State, guard_state
 from mlapatch.install.baseline import (
     NAME,
     WATCHED,
@@ -132,9 +132,14 @@ def _refuse_to_forget(path: Path, edits: LocalEdits) -> None:
             "the baseline that is there records edits that are not as they were; nothing was written",
             where=str(before),
             found="; ".join(f"{one.path} is {one.state}: {one.reason}" for one in lost),
-            detail="\n".join(one.diff for one in lost if one.diff),
+            detail="\n".join(_short(one) for one in lost if one.diff),
             next="restore the edits, or, if they are as they should be: mlapatch guard record --replace",
         )
+
+
+def _short(one: GuardedFile) -> str:
+    lines = one.diff.count("\n")
+    return one.diff if lines <= 200 else f"{one.path}: a diff of {lines} lines, in mlapatch guard check --json"
 
 
 def _recorded(edits: LocalEdits) -> tuple[dict[str, Recorded], list[str]]:
@@ -147,7 +152,7 @@ def _recorded(edits: LocalEdits) -> tuple[dict[str, Recorded], list[str]]:
         if not (edit.original or edit.now):  # watched, and not in this release
             continue
         diff = edits.diff(edit) if edit.is_local else ""
-        if edit.is_local and not diff:
+        if edit.is_local and not diff and edit.original and edits.original(edit) is None:
             notes.append(f"{path}: its original is not at hand (offline?), so the baseline has its sha256 and no diff")
         recorded[path] = Recorded(path, edit.original, edit.now, diff)
     return recorded, notes

@@ -48,7 +48,9 @@ def status(
         data["expected"] = compared
     if missing:
         found_instead = ", ".join(f"{name} is {found.judgements[name].verdict}" for name in missing)
-        blocks.append(Text((f"required and not applied: {found_instead}",), style="bold red"))
+        lines = [f"required and not applied: {found_instead}"]
+        lines += [f"  next for {name}: {found.judgements[name].next or f'mlapatch apply {name}'}" for name in missing]
+        blocks.append(Text(lines, style="bold red"))
     return Outcome(Exit.FOUND if missing or differs else Exit.OK, data, blocks)
 
 

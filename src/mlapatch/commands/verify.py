@@ -120,6 +120,13 @@ def _installed(found: Assessment, folder: Path) -> _Pair:
             Exit.ENVIRONMENT, "there is no flashinfer MLA backend to verify", where=BACKEND, next="mlapatch status"
         )
     clean = stock_for(found, file)
+    if clean.base == file.data:
+        raise MlapatchError(
+            Exit.FOUND,
+            "no patch is in the installed file: it is the release's own, and there is nothing to compare",
+            where=str(file.path),
+            next="mlapatch apply active-cast",
+        )
     names = ", ".join(clean.patches) or "installed file"
     exact = all(patch.arithmetic == "stock" for patch in clean.patches.values())
     return _written(names, clean.base, file.data, folder, exact=exact)
@@ -152,24 +159,39 @@ def _job(pair: _Pair, target: Target, device: Device, scenarios: Sequence[str]) 
     )
 
 
-_CHECK = "import importlib.util as u, sys; sys.exit(not (u.find_spec('torch') and u.find_spec('triton')))"
+_CHECK = """
+import importlib.util as u, sys
+sys.path.append(sys.argv[1])
+names = ["torch", "triton"] + ["flashinfer"] * (sys.argv[2] == "cuda")
+missing = [name for name in names if not u.find_spec(name)]
+if not missing and sys.argv[2] == "cuda":
+    import torch
+    missing = [] if torch.cuda.is_available() else ["a GPU that torch can use"]
+print(", ".join(missing))
+sys.exit(bool(missing))
+"""
 
 
 def _interpreter(target: Target, device: Device) -> str:
-    """The target's interpreter if it has torch and Triton, else the running one; MlapatchError (exit 5) without."""
+    """The target's interpreter if it has what the device needs, else the running one; MlapatchError (exit 5)."""
+    missing = ""
     for python in dict.fromkeys((target.python, sys.executable)):
         try:
-            if subprocess.run([python, "-c", _CHECK], check=False, timeout=60, capture_output=True).returncode == 0:
-                return python
+            command = [python, "-c", _CHECK, str(target.package.parent), device]
+            done = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
         except (OSError, subprocess.TimeoutExpired):
             continue
+        if done.returncode == 0:
+            return python
+        missing = missing or (done.stdout.strip().splitlines() or [""])[-1]
+    needs = "torch and triton" if device == "cpu" else "torch, triton, flashinfer and a GPU"
     raise MlapatchError(
         Exit.ENVIRONMENT,
-        f"verify --device {device} runs the backend and needs torch and triton",
+        f"verify --device {device} runs the backend and needs {needs}",
         where=target.python,
-        expected="import torch, triton",
-        found="not installed",
-        next="pip install torch triton numpy, or name an interpreter that has them by --python",
+        expected=f"an interpreter with {needs}",
+        found=f"without {missing}" if missing else "an interpreter that does not run",
+        next="pip install torch triton numpy, or --python an interpreter that has them; without a GPU: --device cpu",
     )
 
 

@@ -272,9 +272,7 @@ def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: 
     if not edits or not posts:
         raise PatchFormError(f"{where}: at least one [[edit]] and one [[post]] are needed")
     if not any(isinstance(post, dict) and "present" in post for post in posts):
-        raise PatchFormError(
-            f"{where}: a [[post]] with 'present' is needed: the sign that the patch is there"
-        )
+        raise PatchFormError(f"{where}: a [[post]] with 'present' is needed: the sign that the patch is there")
     arithmetic = str(_need(table, "arithmetic", str, where, "stock"))
     if arithmetic not in ("stock", "own"):
         raise PatchFormError(f"{where}: 'arithmetic' must be 'stock' or 'own', found {arithmetic!r:.60}")

@@ -94,6 +94,14 @@ class Journal:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """One writer at a time; MlapatchError (exit 5) where another one does not finish."""
+        if self.folder.is_symlink():  # a checkout can bring one: what it leads to is not ours to write to
+            raise MlapatchError(
+                Exit.ENVIRONMENT,
+                "the state folder is a link, and mlapatch writes through none; nothing was changed",
+                where=str(self.folder),
+                found=f"a link to {self.folder.readlink()}",
+                next="remove the link, then run the same command again",
+            )
         with environment_errors(self.folder.parent):
             make_folder(self.folder)
         from filelock import FileLock, Timeout

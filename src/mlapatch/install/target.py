@@ -98,9 +98,11 @@ def find_target(sglang: Path | None = None, python: str | None = None) -> Target
     """The SGLang at a path, or that an interpreter would import; MlapatchError (exit 5) where there is none."""
     try:
         if sglang is not None:
-            return _at(_package_in(sglang), python or sys.executable, ())
+            named = _package_in(sglang)
+            return _at(named.resolve(), python or sys.executable, (), named)
         probe = _probe_other(python) if python else _probe_here()
-        return _at(_imported(probe), str(probe["exe"]), tuple(str(p) for p in probe["path"]))
+        named = _imported(probe)
+        return _at(named.resolve(), str(probe["exe"]), tuple(str(p) for p in probe["path"]), named)
     except PermissionError as error:
         raise MlapatchError(
             Exit.ENVIRONMENT,
@@ -155,7 +157,7 @@ def _imported(probe: dict[str, Any]) -> Path:
             next="install sglang as files, or name another by --sglang PATH",
         )
     if origin:
-        return Path(str(origin)).parent.resolve()
+        return Path(str(origin)).parent
     for place in map(Path, places):
         if (init := place / "__init__.py").is_symlink():
             raise MlapatchError(
@@ -198,7 +200,7 @@ def _package_in(path: Path) -> Path:
     candidates += sorted(path.glob("lib/python3*/site-packages/sglang"))
     for candidate in candidates:
         if candidate.name == "sglang" and (candidate / "__init__.py").is_file():
-            return candidate.resolve()
+            return candidate
     raise MlapatchError(
         Exit.ENVIRONMENT,
         "no SGLang found",
@@ -209,7 +211,7 @@ def _package_in(path: Path) -> Path:
     )
 
 
-def _at(package: Path, python: str, path: Sequence[str]) -> Target:
+def _at(package: Path, python: str, path: Sequence[str], named: Path) -> Target:
     said = _version(package, None)
     dist_info, left = _dist_info(package.parent, said)
     recorded = dist_info is not None
@@ -228,6 +230,8 @@ def _at(package: Path, python: str, path: Sequence[str]) -> Target:
     notes += tuple(f"{p} is left of another install; mlapatch and importlib.metadata may differ" for p in left)
     if dist_info is not None and said not in (None, _named_version(dist_info)):
         notes += (f"the package says that it is SGLang {said}, and {dist_info} that it is another",)
+    if named.is_symlink():
+        notes += (f"{named} is a link to {package}: everything that uses that folder gets what is changed in it",)
     here = Path.cwd() / "sglang" / "__init__.py"
     if path and here.is_file() and here.parent.resolve() != package:
         notes += (f"a server started in {Path.cwd()} with 'python -m' would import {here.parent}, not {package}",)
