@@ -210,6 +210,13 @@ def _edit(table: Mapping[str, Any], snippets: Mapping[str, str], where: str) -> 
     return edit
 
 
+def _signed(posts: tuple[Post, ...], where: str) -> tuple[Post, ...]:
+    """The postconditions, of which one must be a sign that the patch is there: else no file is ever 'applied'."""
+    if not any(post.present for post in posts):
+        raise PatchFormError(f"{where}: a [[post]] with 'present' is needed: the sign that the patch is there")
+    return posts
+
+
 def _post(table: Mapping[str, Any], where: str) -> Post:
     kinds = ("present", "absent", "kept")
     _known(table, ("scope", "count", *kinds), where)
@@ -271,8 +278,6 @@ def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: 
     fixes = _need(table, "superseded", list, where, [])
     if not edits or not posts:
         raise PatchFormError(f"{where}: at least one [[edit]] and one [[post]] are needed")
-    if not any(isinstance(post, dict) and "present" in post for post in posts):
-        raise PatchFormError(f"{where}: a [[post]] with 'present' is needed: the sign that the patch is there")
     arithmetic = str(_need(table, "arithmetic", str, where, "stock"))
     if arithmetic not in ("stock", "own"):
         raise PatchFormError(f"{where}: 'arithmetic' must be 'stock' or 'own', found {arithmetic!r:.60}")
@@ -287,7 +292,7 @@ def load_patch(table: Mapping[str, Any], snippets: Mapping[str, str], *, where: 
         sglang=_specifier(str(_need(table, "sglang", str, where, "")), where),
         sglang_reason=str(_need(table, "sglang-reason", str, where, "")),
         edits=frozen,
-        posts=tuple(_post(post, f"{where} post {i}") for i, post in enumerate(posts, 1)),
+        posts=_signed(tuple(_post(post, f"{where} post {i}") for i, post in enumerate(posts, 1)), where),
         superseded=tuple(_superseded(fix, f"{where} superseded {i}") for i, fix in enumerate(fixes, 1)),
         requires=_requires(_need(table, "requires", dict, where, {}), f"{where} requires"),
         excludes=_strings(table, "excludes", where),
