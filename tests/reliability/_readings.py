@@ -75,7 +75,7 @@ def logs(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
     tally = Tally("inputs", "mutants of real server logs: diagnose")
     real = _logs()
     shorter = [log[-60_000:] for log in real]
-    for number in range(180 if thorough else 60):
+    for number in range(180 if thorough else 20):
         data = rng.choice(shorter)
         for _ in range(rng.choice((1, 3, 10))):
             data = mutated(data, rng, tuple(shorter))[: 1 << 20]
@@ -181,7 +181,7 @@ def configs(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
     tally = Tally("inputs", "mutants of a model's config.json: estimate, backends")
     path = place.work / "config.json"
     data = json.dumps(CONFIG).encode()
-    for number in range(200 if thorough else 15):
+    for number in range(200 if thorough else 8):
         variant: Any = dict(CONFIG)
         if number < 2 * len(HOSTILE):
             variant[rng.choice(list(CONFIG))] = HOSTILE[number % len(HOSTILE)]

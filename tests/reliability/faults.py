@@ -29,7 +29,7 @@ GROUPS = {
 }
 THOROUGH = ["--stride", "4", "--loss-stride", "3", "--killed", "40"]
 #: A quick run tries these, and few calls of each.
-QUICK = ["--stride", "53", "--loss-stride", "151"]
+QUICK = ["--stride", "97", "--loss-stride", "301"]
 FEW = ["apply two", "revert one"]
 FEW_TOO = [
     "guard record",
