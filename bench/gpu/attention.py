@@ -15,13 +15,11 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
-import importlib.util
 import json
 import multiprocessing
 import re
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,33 +30,14 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from snippets import FUSED_DECODE, load
 
 ROOT = Path(__file__).resolve().parents[2]
-SNIPPETS = (
-    "patches/common/cast_slots.py",
-    "patches/common/row_width.py",
-    "patches/common/active_cast.py",
-    "patches/fused-decode/fused_decode.py",
-)
 LATENT, ROPE, WIDTH = 512, 64, 576
 SCALE = 1 / 16
 CASES = ("1x512", "1x8192", "1x131072", "16x4096", "64x4096")
 TUNINGS = ("64.4.3.2", "32.4.3.2")
 COPY_BYTES_PER_S = 4.2e12
-
-
-def snippets() -> ModuleType:
-    """The patch's helpers as a module: Triton reads a kernel's source from a file."""
-    text = "import torch\n\n\n" + "\n\n".join((ROOT / name).read_text() for name in SNIPPETS)
-    path = Path(tempfile.mkdtemp(prefix="mlapatch-bench-")) / "snippets.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location("mlapatch_snippets", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def tuning_of(text: str, module: ModuleType) -> Any:
@@ -179,7 +158,7 @@ def fused_step(module: ModuleType, batch: Batch, pools: list[torch.Tensor], tuni
 def compile_one(job: tuple[str, str, int]) -> str:
     """Run one tuning on a tiny batch in a process of its own: its kernels are then in Triton's cache."""
     text, case, heads = job
-    module = snippets()
+    module = load(FUSED_DECODE)
     requests = int(case.split("x")[0])
     match = re.fullmatch(r".*h(\d+)", case)
     batch = batch_of(f"{requests}x4h{match[1] if match else heads}", heads, max(64, 4 * requests))
@@ -404,7 +383,7 @@ def main() -> None:
     if not args.profile and re.search(args.only, "fused"):
         trouble = compile_all(args.tunings, args.cases, args.heads)
     compiled = time.perf_counter() - begin
-    module = snippets()
+    module = load(FUSED_DECODE)
     torch.manual_seed(int(time.time()))
     layers = 2 if args.profile else args.layers
     pools = [

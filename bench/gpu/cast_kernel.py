@@ -7,31 +7,17 @@ python3 bench/gpu/cast_kernel.py [--json FILE]
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from attention import replay_ms
+from snippets import CAST_SLOTS, load
 
-SNIPPET = Path(__file__).resolve().parents[2] / "patches" / "common" / "cast_slots.py"
 SLOTS, WIDTH, LAYERS = 495552, 576, 78
-
-
-def load(snippet: Path) -> Any:
-    """The snippet as a module (the patched file imports torch itself)."""
-    path = Path(tempfile.mkdtemp()) / "cast_slots.py"
-    path.write_text("import torch\n" + snippet.read_text())
-    spec = importlib.util.spec_from_file_location("cast_slots", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def cast_all(kernel: Any, grid: Any, pools: Any, bits: int, after: tuple[Any, ...], shape: dict[str, Any]) -> None:
@@ -44,11 +30,11 @@ def main() -> None:
     """Print a line a configuration: ms a step for each case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--snippet", type=Path, default=SNIPPET)
+    parser.add_argument("--snippet", type=Path, default=CAST_SLOTS)
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--warps", type=int, nargs="+", default=[4, 8])
     args = parser.parse_args()
-    kernel = load(args.snippet).cast_slots_kernel
+    kernel = load([args.snippet]).cast_slots_kernel
     pools = [
         torch.randn(SLOTS, 1, WIDTH, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn) for _ in range(LAYERS)
     ]

@@ -5,22 +5,15 @@ Run as a program with TRITON_INTERPRET=1 (test_fused_tunings.py does): `python -
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
-import tempfile
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
 ROOT = Path(__file__).parents[2]
-SNIPPETS = (
-    "common/cast_slots.py",
-    "common/row_width.py",
-    "common/active_cast.py",
-    "fused-decode/fused_decode.py",
-)
 LENGTHS = (3, 0, 16, 17, 70, 1, 0)
 SLOTS, SCALE = 256, 0.06
 #: tile, warps, programs a multiprocessor (there are two of those here), heads, FP8 kind, and what the query is
@@ -34,22 +27,6 @@ CASES = (
     (16, 4, 2, 8, torch.float8_e4m3fn, 3e2),
     (16, 4, 2, 8, torch.float8_e4m3fn, 1e30),
 )
-
-
-def snippets() -> ModuleType:
-    """The patch's helpers as a module: Triton reads a kernel's source from a file."""
-    text = "import logging\nimport torch\n\n_mlapatch_logger = logging.getLogger('mlapatch')\n\n" + "\n\n".join(
-        (ROOT / "patches" / name).read_text() for name in SNIPPETS
-    )
-    path = Path(tempfile.mkdtemp(prefix="mlapatch-fused-")) / "snippets.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location("mlapatch_snippets", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def expected(query: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +64,9 @@ def error_of(module: ModuleType, case: tuple[int, int, int, int, torch.dtype, fl
 
 
 def main() -> None:
-    module = snippets()
+    sys.path.append(str(ROOT / "bench" / "gpu"))
+    snippets = importlib.import_module("snippets")
+    module = snippets.load(snippets.FUSED_DECODE)
     for case in CASES:
         print(json.dumps(error_of(module, case)), flush=True)
 

@@ -95,18 +95,16 @@ def _shown(report: GuardReport) -> list[Block]:
     off, fine = [one for one in report.files if not one.fine], [one for one in report.files if one.fine]
     named = [*off[:_SHOWN_FILES], *fine[: max(_SHOWN_FILES - len(off), 0)]]
     rows = [(one.path, str(one.state), one.reason) for one in named]
-    for kind, files in (("not as recorded", off), ("as recorded", fine)):
-        left = sum(one not in named for one in files)
-        if left:
-            rows.append((f"{left} more file(s)", kind, "mlapatch guard check --json names them all"))
+    left = {"not as recorded": len(off[_SHOWN_FILES:]), "as recorded": len(report.files) - len(named)}
+    left["as recorded"] -= left["not as recorded"]
+    rows += [(f"{n} more file(s)", kind, "mlapatch guard check --json names them all") for kind, n in left.items() if n]
     blocks: list[Block] = [Table(("file", "state", "reason"), rows)] if rows else []
     room = _SHOWN_LINES
     for one in off[:_SHOWN_FILES]:
-        lines = one.diff.count("\n")
         if not one.diff:
             blocks.append(Text((f"{one.path}: its original is not at hand, no diff",)))
-        elif lines > room:
-            blocks.append(Text((f"{one.path}: a diff of {lines} lines, in mlapatch guard check --json",)))
+        elif (lines := one.diff.count("\n")) > room:
+            blocks.append(Text((_too_long(one, lines),)))
         else:
             blocks.append(Diff(one.diff))
             room -= lines
@@ -139,7 +137,11 @@ def _refuse_to_forget(path: Path, edits: LocalEdits) -> None:
 
 def _short(one: GuardedFile) -> str:
     lines = one.diff.count("\n")
-    return one.diff if lines <= 200 else f"{one.path}: a diff of {lines} lines, in mlapatch guard check --json"
+    return one.diff if lines <= 200 else _too_long(one, lines)
+
+
+def _too_long(one: GuardedFile, lines: int) -> str:
+    return f"{one.path}: a diff of {lines} lines, in mlapatch guard check --json"
 
 
 def _recorded(edits: LocalEdits) -> tuple[dict[str, Recorded], list[str]]:
