@@ -24,7 +24,7 @@ from mlapatch.commands.logs import logs
 from mlapatch.commands.stop import stop
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.outcome import Outcome, Warn
+from mlapatch.outcome import Outcome, Table, Warn
 from mlapatch.serve.follow import Timing
 from mlapatch.serve.preflight import PatchedFile, PatchFacts
 from mlapatch.serve.run_record import load_all
@@ -471,6 +471,22 @@ def test_dry_run_shows_the_whole_preflight(bench: Bench) -> None:
     checks = {f["check"] for f in outcome.data["preflight"]}  # type: ignore[attr-defined]
     assert {"sglang", "patches", "model", "port", "gpus"} <= checks
     assert not (bench.folder / "logs").exists()
+
+
+def test_dry_run_lists_what_it_skips_and_why(bench: Bench) -> None:
+    """A command of which the SGLang is not known, and a model that is not here."""
+    outcome = bench.launch(command=["./start.sh", "--model-path", "zai-org/GLM-5"], dry_run=True, force=False)
+    assert outcome.exit is Exit.OK
+    found: Any = outcome.data["preflight"]
+    skipped = {f["check"]: f["text"] for f in found if f["state"] == "skip"}
+    no_sglang = {"sglang", "patches", "guard", "libraries"}
+    assert set(skipped) == no_sglang | {"port", "page size", "KV layout"}
+    assert all("which Python it uses" in skipped[check] for check in no_sglang)
+    assert "config.json" in skipped["page size"]
+    assert "config.json" in skipped["KV layout"]
+    assert {f["check"] for f in found} == set(skipped) | {"model", "gpus", "tools", "CUDA graphs"}
+    table = next(block for block in outcome.blocks if isinstance(block, Table))
+    assert {(row[1], row[2]) for row in table.rows if row[0] == "skip"} == set(skipped.items())
 
 
 def test_nothing_to_run(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_options() -> None:
 )
 def test_disabled_graphs_are_warned_of(line: str, option: str) -> None:
     found = list(model_fit.graphs(context(line)))
-    assert [f.state for f in found] == (["warn"] if option else [])
+    assert states(found) == (["warn"] if option else ["ok"])
     assert option in text_of(found)
 
 
@@ -82,12 +82,12 @@ def test_disabled_graphs_are_warned_of(line: str, option: str) -> None:
         (GLM, "--kv-cache-dtype fp8_e4m3", "ok", "default"),
         (GLM, "--attention-backend cutlass_mla --kv-cache-dtype fp8_e4m3", "fail", "128"),
         (GLM, "--attention-backend flashinfer --kv-cache-dtype fp8_e5m2", "fail", "fp8_e5m2"),
-        ({"architectures": ["DeepseekV3ForCausalLM"]}, FLASHINFER_FP8, None, ""),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, FLASHINFER_FP8, "skip", "no DSA model"),
     ],
 )
-def test_layout(tmp_path: Path, config: object, options: str, state: str | None, words: str) -> None:
+def test_layout(tmp_path: Path, config: object, options: str, state: str, words: str) -> None:
     found = list(model_fit.layout(with_model(tmp_path, config, options)))
-    assert states(found) == ([state] if state else [])
+    assert states(found) == [state]
     assert words in text_of(found)
     assert all(f.exit is Exit.ENVIRONMENT for f in found)
 
@@ -110,12 +110,13 @@ def test_layout_where_the_release_chooses(tmp_path: Path, version: str, sm: int,
         ({**GLM, "index_kpool": 2}, "--chunked-prefill-size 64", "fail"),
         ({}, "--chunked-prefill-size 16", "ok"),
         ({}, "--chunked-prefill-size 16 --page-size 64", "fail"),
-        ({}, "--chunked-prefill-size -1 --page-size 64", None),
+        ({}, "--chunked-prefill-size -1 --page-size 64", "skip"),
+        ({}, "--page-size 64", "skip"),
         ({}, "--chunked-prefill-size 64 --attention-backend cutlass_mla", "fail"),
     ],
 )
-def test_chunk(tmp_path: Path, config: object, options: str, state: str | None) -> None:
-    assert states(model_fit.chunk(with_model(tmp_path, config, options))) == ([state] if state else [])
+def test_chunk(tmp_path: Path, config: object, options: str, state: str) -> None:
+    assert states(model_fit.chunk(with_model(tmp_path, config, options))) == [state]
 
 
 # -------------------------------------------------------------------------------------------------------------- model
@@ -186,7 +187,7 @@ def test_patches(facts: PatchFacts, state: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"), [("none", []), ("clean", ["ok"]), ("violated", ["fail"]), ("unrecorded", ["fail"])]
+    ("state", "expected"), [("none", ["skip"]), ("clean", ["ok"]), ("violated", ["fail"]), ("unrecorded", ["fail"])]
 )
 def test_guard(state: str, expected: list[str]) -> None:
     found = list(preflight.guard(context(patches=PatchFacts(guard=state))))
@@ -195,13 +196,23 @@ def test_guard(state: str, expected: list[str]) -> None:
 
 
 def test_libraries() -> None:
-    assert states(model_fit.libraries(context())) == []
+    assert states(model_fit.libraries(context(patches=PatchFacts()))) == ["skip"]
     assert states(model_fit.libraries(context(patches=PatchFacts(flashinfer="0.6.3")))) == ["ok"]
     assert states(model_fit.libraries(context(patches=PatchFacts(library_problems=("a", "b"))))) == ["fail", "fail"]
     versions = {"flashinfer-python": "0.6.2", "flashinfer-cubin": "0.6.3", "flashinfer-jit-cache": "0.6.2+cu130"}
     assert len(libraries.problems(versions, "0.5.9")) == 2
     assert len(libraries.problems(versions, "0.5.9", {"FLASHINFER_DISABLE_VERSION_CHECK": "1"})) == 1
     assert libraries.problems({}, "") == []
+
+
+@pytest.mark.parametrize("facts", [None, PatchFacts()])
+@pytest.mark.parametrize("config", [None, GLM, {}])
+def test_no_check_is_silent(tmp_path: Path, facts: PatchFacts | None, config: object) -> None:
+    asked = context("", patches=facts) if config is None else with_model(tmp_path, config, "", patches=facts)
+    for check in (*preflight.CHECKS, *model_fit.FIT_CHECKS):
+        found = list(check(asked))
+        assert found, check
+        assert all(finding.text for finding in found)
 
 
 def test_a_check_can_be_added() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from mlapatch.jsontext import size_in
-from mlapatch.serve.preflight import FAIL, OK, WARN, Context, Finding
+from mlapatch.serve.preflight import FAIL, NO_SGLANG, OK, SKIP, WARN, Context, Finding
 from mlapatch.serve.server_options import dsa_prefix
 
 _FORCED_PAGES = {"flashmla": 64, "trtllm_mla": 64, "cutlass_mla": 128}
+_NO_CONFIG = "the model's config.json is not on this machine, or cannot be read"
 _DSA_KV = ("fp8_e4m3", "bfloat16", "bf16", "auto", "")
 
 
@@ -31,8 +32,11 @@ def page_size(context: Context, config: dict[str, Any]) -> int:
 def chunk(context: Context) -> Iterable[Finding]:
     """SGLang asserts that the chunk is a multiple of the page size."""
     config, size = context.config(), context.options.number("chunked-prefill-size")
-    if config is None or size is None or size <= 0:
-        return []
+    if config is None:
+        return [Finding("page size", SKIP, _NO_CONFIG)]
+    if size is None or size <= 0:
+        why = "the command gives --chunked-prefill-size no number" if size is None else "chunked prefill is off"
+        return [Finding("page size", SKIP, why)]
     page = page_size(context, config)
     if size % page:
         rounded = (size + page - 1) // page * page
@@ -49,7 +53,8 @@ def layout(context: Context) -> Iterable[Finding]:
     """
     config, options = context.config(), context.options
     if config is None or not is_dsa(config):
-        return []
+        why = _NO_CONFIG if config is None else "no DSA model: every backend reads its rows alike"
+        return [Finding("KV layout", SKIP, why)]
     dtype, backend = options.text("kv-cache-dtype", "auto"), options.text("attention-backend")
     if dtype not in _DSA_KV:
         text = f"DSA models take only bfloat16 or fp8_e4m3 KV, not {dtype}"
@@ -78,7 +83,7 @@ def graphs(context: Context) -> Iterable[Finding]:
     """Without CUDA graphs decode is bound by the CPU, and removing the cast hardly shows."""
     option = context.options.graphs_disabled
     if not option:
-        return []
+        return [Finding("CUDA graphs", OK, "no option switches them off")]
     text = f"{option} switches CUDA graphs off: the CPU then launches every kernel of every layer, and no patch shows"
     return [Finding("CUDA graphs", WARN, text, next=f"start without {option}")]
 
@@ -87,10 +92,12 @@ def libraries(context: Context) -> Iterable[Finding]:
     """The libraries match each other and the release."""
     facts = context.patches
     if facts is None:
-        return []
+        return [Finding("libraries", SKIP, NO_SGLANG)]
     if facts.library_problems:
         return [Finding("libraries", FAIL, text, next="mlapatch doctor") for text in facts.library_problems]
-    return [Finding("libraries", OK, f"flashinfer {facts.flashinfer}")] if facts.flashinfer else []
+    if not facts.flashinfer:
+        return [Finding("libraries", SKIP, "no flashinfer is installed beside this SGLang")]
+    return [Finding("libraries", OK, f"flashinfer {facts.flashinfer}")]
 
 
 def _default_is_trtllm(context: Context) -> bool:

@@ -20,6 +20,7 @@ from mlapatch.serve.server_options import ServerOptions
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 _MODEL = "--model-path (MODEL_PATH) names the folder that holds the model's config.json"
+NO_SGLANG = "not looked at: the command does not say which Python it uses, or that has no SGLang"
 IDLE_BYTES = 1 << 30
 """What a GPU may hold and still count as idle: contexts of a driver, a display, a persistence daemon."""
 
@@ -94,7 +95,7 @@ Check: TypeAlias = Callable[[Context], Iterable[Finding]]
 
 
 def run_checks(context: Context, checks: Sequence[Check]) -> list[Finding]:
-    """All findings, in order."""
+    """All findings, in order. Each check has at least one: one that cannot look says so (`skip`) and why."""
     return [finding for check in checks for finding in check(context)]
 
 
@@ -103,11 +104,7 @@ def target(context: Context) -> Iterable[Finding]:
     """Which SGLang would be started, and whether another one could be."""
     facts = context.patches
     if facts is None:
-        return [
-            Finding(
-                "sglang", SKIP, "not looked at: the command does not say which Python it uses, or that has no SGLang"
-            )
-        ]
+        return [Finding("sglang", SKIP, NO_SGLANG)]
     found = [Finding("sglang", OK, f"{facts.sglang or 'unknown version'} in {facts.package}")]
     return found + [Finding("sglang", WARN, note) for note in facts.notes]
 
@@ -116,7 +113,7 @@ def patches(context: Context) -> Iterable[Finding]:
     """Patches as declared: every required one applied, none lost or half there."""
     facts = context.patches
     if facts is None:
-        return []
+        return [Finding("patches", SKIP, NO_SGLANG)]
     found = []
     for name in facts.required:
         verdict, reason = facts.verdicts.get(name, ("unknown", "no such patch"))
@@ -135,8 +132,10 @@ def patches(context: Context) -> Iterable[Finding]:
 def guard(context: Context) -> Iterable[Finding]:
     """Earlier local edits untouched."""
     facts = context.patches
-    if facts is None or facts.guard == "none":
-        return []
+    if facts is None:
+        return [Finding("guard", SKIP, NO_SGLANG)]
+    if facts.guard == "none":
+        return [Finding("guard", SKIP, "this start does not ask it")]
     if facts.guard == "clean":
         return [Finding("guard", OK, facts.guard_text or "earlier local edits are untouched")]
     hint = "mlapatch guard record" if facts.guard == "unrecorded" else "mlapatch guard check"
@@ -239,7 +238,7 @@ def tools(context: Context) -> Iterable[Finding]:
         if shared is not None and shared < 1 << 30:
             text = f"/dev/shm has {shared / 2**20:.0f} MiB: NCCL may fail between the ranks"  # noqa: S108
             found.append(Finding("tools", WARN, text, next="docker run --ipc=host or --shm-size=16g"))
-    return found
+    return found or [Finding("tools", OK, "ninja and nvcc are here")]
 
 
 CHECKS: tuple[Check, ...] = (target, patches, guard, model, port, gpus, tools)
