@@ -5,9 +5,9 @@
 
 Every row is checked against float64 on fresh random data (the outputs are NaN before) and timed as the median of
 replays of one graph of all layers, each layer with a pool of its own. A tuning is written
-TILE.WARPS.STAGES.PROGRAMS[@REGISTERS] with w (prefetch) and o (overlapped launches). The row "read" only reads the
-rows: the limit of random access. Needs torch and Triton; the rows that need flashinfer or SGLang appear where they can
-be imported (--site). The snippets come from patches/, as an applied patch has them.
+TILE.WARPS.STAGES.PROGRAMS with o (overlapped launches), or "shipped": what the patch itself takes for the batch. The
+row "read" only reads the rows: the limit of random access. Needs torch and Triton; the rows that need flashinfer or
+SGLang appear where they can be imported (--site). The snippets come from patches/, as an applied patch has them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ ROOT = Path(__file__).resolve().parents[2]
 LATENT, ROPE, WIDTH = 512, 64, 576
 SCALE = 1 / 16
 CASES = ("1x512", "1x8192", "1x131072", "16x4096", "64x4096")
-TUNINGS = ("64.4.3.2", "32.4.3.2")
+TUNINGS = ("shipped",)
 COPY_BYTES_PER_S = 4.2e12
 
 
 def tuning_of(text: str, module: ModuleType) -> Any:
-    """FusedTuning of "64.4.3.2"."""
-    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.(\d+)(?:@(\d+))?([wo]*)", text)
+    """FusedTuning of "32.4.3.2o", None of "shipped"."""
+    if text == "shipped":
+        return None
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.(\d+)(o?)", text)
     if not match:
-        raise SystemExit(f"--tunings: '{text}' is not TILE.WARPS.STAGES.PROGRAMS[@REGISTERS][w][o]")
-    numbers = (int(number or 0) for number in match.groups()[:5])
-    return module.FusedTuning(*numbers, warm="w" in match[6], overlap="o" in match[6])
+        raise SystemExit(f"--tunings: '{text}' is neither 'shipped' nor TILE.WARPS.STAGES.PROGRAMS[o]")
+    return module.FusedTuning(*(int(number) for number in match.groups()[:4]), overlap=bool(match[5]))
 
 
 @dataclass

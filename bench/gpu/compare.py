@@ -4,19 +4,18 @@
     python3 bench/gpu/compare.py --out DIR stock,active-cast,gather-cast,triton fp8-plan,dsa-stock,dsa-active-cast
 
 The variants of a group start side by side (a start is mostly imports on the CPU), each from its own copy of the
-package; then one is measured at a time while the others are idle. Needs the unpacked payload of bench/gpu/README.md
-(/tmp/site, /tmp/flashinfer, /tmp/model, /tmp/model-dsa); standard library only. Writes DIR/compare.json after every
-variant, so a run that is cut keeps what it measured. bench/gpu/table.py turns the file into the README's table.
+package; then one is measured at a time while the others are stopped (SIGSTOP). Needs the unpacked payload of
+bench/gpu/README.md (/tmp/site, /tmp/flashinfer, /tmp/model, /tmp/model-dsa); standard library only. Writes
+DIR/compare.json after every variant, so a run that is cut keeps what it measured. bench/gpu/table.py turns the file
+into the README's table.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -24,17 +23,17 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from greedy import LENGTHS, STREAMS, agreement, measure
+
 FIRST_PORT, PORT_STEP = 30011, 1500
 SITE = Path("/tmp/site")
 REPOSITORY = Path(__file__).resolve().parents[2]
-NEW_TOKENS = 128
-LENGTHS = (512, 8192, 65536)
-PREFIX_HIT = 9216
-STREAMS = 16
+SABOTAGED = REPOSITORY / "tests" / "verify" / "sabotaged"
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class Variant:
     lengths: tuple[int, ...] = LENGTHS
     streams: int = STREAMS
     compare_with: str = "stock"
+    patches: Path | None = None  # a folder to take the patch from
 
 
 DSA = ("--dsa-prefill-backend", "trtllm", "--dsa-decode-backend", "trtllm")
@@ -67,6 +67,10 @@ VARIANTS = {
     "triton": Variant(backend="triton"),
     "fp8-plan": Variant("fp8-plan", flashinfer=True),
     "gather-cast-eager": Variant("gather-cast", args=EAGER, lengths=SHORT, streams=0),
+    # Controls: wrong on purpose, to see whether equal outputs would tell.
+    "off-by-one": Variant("off-by-one", patches=SABOTAGED),
+    "wrong-slot": Variant("wrong-slot", patches=SABOTAGED),
+    "workspace-not-refreshed": Variant("workspace-not-refreshed", patches=SABOTAGED),
     "dsa-stock": Variant(model="/tmp/model-dsa", page_size=64, args=DSA, lengths=SHORT, streams=0),
     "dsa-active-cast": Variant(
         "active-cast",
@@ -197,6 +201,19 @@ def health(port: int) -> int:
         return 0
 
 
+@contextlib.contextmanager
+def only(server: Server, servers: Iterable[Server]) -> Iterator[None]:
+    """The others stand still meanwhile: an idle scheduler polls, and takes a CPU core from the one that is measured."""
+    others = [other for other in servers if other is not server and other.process.poll() is None]
+    for other in others:
+        os.killpg(other.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for other in others:
+            os.killpg(other.process.pid, signal.SIGCONT)
+
+
 def stop(server: Server) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.process.pid, signal.SIGKILL)
@@ -214,67 +231,6 @@ def facts_in(log: Path) -> dict[str, Any]:
         if "accept len:" in line:
             facts["accept_len"].append(float(line.split("accept len:")[1].split(",")[0]))
     return facts
-
-
-def generate(port: int, input_ids: list[int], new: int) -> tuple[list[float], list[int]]:
-    """One greedy streamed generation: arrival time of each chunk (s), output token ids."""
-    body = {
-        "input_ids": input_ids,
-        "stream": True,
-        "sampling_params": {"max_new_tokens": new, "temperature": 0, "ignore_eos": True},
-    }
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    times: list[float] = []
-    ids: list[int] = []
-    with urllib.request.urlopen(request, timeout=300) as response:
-        for line in response:
-            text = line.decode().strip()
-            if text.startswith("data:") and "[DONE]" not in text:
-                times.append(time.perf_counter())
-                ids = json.loads(text[5:]).get("output_ids") or ids
-    return times, ids
-
-
-def measure(variant: Variant, port: int) -> dict[str, Any]:
-    """TPOT at each length, a prefix hit, concurrent streams with a shared prefix; greedy outputs of each."""
-    rng = random.Random(0)
-    prompts = {length: [rng.randrange(10, 31000) for _ in range(length)] for length in LENGTHS}
-    prefix = [rng.randrange(10, 31000) for _ in range(4096)]
-    tails = [[rng.randrange(10, 31000) for _ in range(64)] for _ in range(STREAMS)]
-    hit = [rng.randrange(10, 31000) for _ in range(PREFIX_HIT + 96)]
-    result: dict[str, Any] = {"single": {}, "outputs": {}}
-    for length in variant.lengths:
-        generate(port, prompts[length], 8)
-        began = time.perf_counter()
-        times, ids = generate(port, prompts[length], NEW_TOKENS)
-        tpot = (times[-1] - times[0]) / (len(ids) - 1)
-        result["single"][str(length)] = {"ttft_ms": 1e3 * (times[0] - began), "tpot_ms": 1e3 * tpot}
-        result["outputs"][str(length)] = ids
-    generate(port, hit[:PREFIX_HIT], 4)
-    result["outputs"]["prefix-hit"] = generate(port, hit, 32)[1]
-    if variant.streams:
-        generate(port, prefix, 8)
-        began = time.perf_counter()
-        with concurrent.futures.ThreadPoolExecutor(variant.streams) as pool:
-            done = list(pool.map(lambda tail: generate(port, prefix + tail, NEW_TOKENS), tails))
-        elapsed = time.perf_counter() - began
-        result["streams"] = {"count": variant.streams, "tok_s": variant.streams * NEW_TOKENS / elapsed}
-        for index, (_, ids) in enumerate(done):
-            result["outputs"][f"stream-{index}"] = ids
-    return result
-
-
-def agreement(outputs: dict[str, list[int]], reference: dict[str, list[int]]) -> dict[str, Any]:
-    """How many outputs equal the reference's, and where each other one first differs."""
-    common = [name for name in outputs if name in reference]
-    differing = {}
-    for name in common:
-        if outputs[name] != reference[name]:
-            pairs = zip(outputs[name], reference[name], strict=False)
-            differing[name] = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
-    return {"equal": len(common) - len(differing), "compared": len(common), "first_difference": differing}
 
 
 def machine() -> dict[str, Any]:
@@ -301,16 +257,18 @@ def run(names: list[str], out: Path, kept: dict[str, Any], wait: float, during: 
     servers, statuses = {}, {}
     for index, name in enumerate(names):
         variant, site = VARIANTS[name], own_copy(name)
-        mlapatch(site, "revert")
+        where = ["--patches", str(variant.patches)] if variant.patches else []
+        mlapatch(site, "revert", *where)
         if variant.patch:
-            mlapatch(site, "apply", variant.patch, "--force")
-        statuses[name] = mlapatch(site, "status")
+            mlapatch(site, "apply", variant.patch, "--force", *where)
+        statuses[name] = mlapatch(site, "status", *where)
         servers[name] = start(name, variant, site, out, FIRST_PORT + PORT_STEP * index)
     try:
         wait_for(list(servers.values()), wait)
         time.sleep(3)  # the last warm-up request is over: from here on one server works at a time
         for name, server in servers.items():
-            kept["variants"][name] = result(name, server, statuses[name], kept, during.get(name, []))
+            with only(server, servers.values()):
+                kept["variants"][name] = result(name, server, statuses[name], kept, during.get(name, []))
             (out / "compare.json").write_text(json.dumps(kept, indent=1))
             report(name, kept["variants"][name])
             if not server.ready or "error" in kept["variants"][name]:
@@ -328,7 +286,7 @@ def result(
     entry: dict[str, Any] = {"ready": server.ready, "start_s": server.seconds, "args": list(variant.args)}
     if server.ready:
         try:
-            entry.update(measure(variant, server.port))
+            entry.update(measure(server.port, variant.lengths, variant.streams))
         except (OSError, ValueError, IndexError) as error:
             entry["error"] = f"{type(error).__name__}: {error}"
         for command in during:

@@ -106,19 +106,6 @@ def float_pair(words, HALF: tl.constexpr):
 
 
 @triton.jit
-def prefetch_lines(addresses):
-    """Start to bring the lines of these addresses (int64) to the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [addresses],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def wait_for_kernel_before():
     """Until the kernels before this one are done and what they wrote is visible (an overlapped launch does not wait)."""
     tl.inline_asm_elementwise(
@@ -204,7 +191,6 @@ def fused_decode_kernel(
     HALF: tl.constexpr,
     CONVERT: tl.constexpr,
     ASM: tl.constexpr,
-    WARM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Attention of HEADS heads over one program's share of all the batch's tokens, request by request.
@@ -228,6 +214,8 @@ def fused_decode_kernel(
     GAIN: tl.constexpr = 1.0 if E5M2 or (ASM and CONVERT) else 256.0
     if OVERLAP:
         wait_for_kernel_before()
+        # All programs fit at once, so the second kernel takes no place from them.
+        let_next_kernel_start()
     program = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     head_row = tl.program_id(1) * HEADS + tl.arange(0, ROWS)
@@ -251,17 +239,16 @@ def fused_decode_kernel(
     rope_t = warp * 16 + tl.arange(0, 16)[None, :, None]
     tile = tl.arange(0, TILE)
     while begin < end:
-        first = tl.load(kv_indptr + request)
-        last = tl.load(kv_indptr + request + 1)
+        if REQUESTS <= 32:  # a register a lane; more would spill
+            first = tl.max(tl.where(request_ids < request, ends, 0), 0)
+            last = tl.min(tl.where(request_ids == request, ends, 2147483647), 0)
+        else:
+            first = tl.load(kv_indptr + request)
+            last = tl.load(kv_indptr + request + 1)
         stop = tl.minimum(end, last)
         if begin < stop:
             # Past the end the last token again: a real row, its weight is 0.
             next_slot = tl.load(kv_indices + tl.minimum(begin + tile, stop - 1))
-            if WARM:
-                # The rows of the first step are on their way while the query is prepared.
-                line = tl.minimum(tl.arange(0, 8) * 128, 575)
-                address = (pool + next_slot.to(tl.int64) * ROW).to(tl.int64)
-                prefetch_lines(address[:, None] + line[None, :])
             has_head = ((head_row < num_heads) & (tl.arange(0, ROWS) < HEADS))[
                 None, :, None
             ]
@@ -378,8 +365,41 @@ def fused_decode_kernel(
                 )
             begin = stop
         request += 1
-    if OVERLAP:
-        let_next_kernel_start()
+
+
+@triton.jit
+def combined(
+    part,
+    part_lse,
+    program,
+    pieces,
+    head,
+    num_heads,
+    column,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The columns of all pieces of a request, from program on, PIECES at once: (values, log-sum-exp)."""
+    peak = -float("inf")
+    weights = 0.0
+    value = tl.zeros((PIECES, BLOCK), tl.float32)
+    for start in range(0, pieces, PIECES):
+        piece = start + tl.arange(0, PIECES)
+        row = 2 * (program + piece) + (piece == 0).to(tl.int32)
+        row = row * num_heads + head
+        some_value = tl.load(
+            part + (row * 512)[:, None] + column[None, :],
+            mask=(piece < pieces)[:, None],
+            other=0.0,
+        )
+        some_lse = tl.load(part_lse + row, mask=piece < pieces, other=-float("inf"))
+        new_peak = tl.maximum(peak, tl.max(some_lse, 0))
+        fade = tl.exp2(peak - new_peak)
+        chance = tl.exp2(some_lse - new_peak)
+        peak = new_peak
+        weights = weights * fade + tl.sum(chance, 0)
+        value = value * fade + chance[:, None] * some_value.to(tl.float32)
+    return tl.sum(value, 0) / weights, peak + tl.log2(weights)
 
 
 @triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads", "programs"])
@@ -395,55 +415,57 @@ def fused_decode_combine(
     programs,
     TILE: tl.constexpr,
     PIECES: tl.constexpr,
+    FEW: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """BLOCK columns of out[request, head] if several programs shared the request, PIECES at once; zeros for a request
-    without tokens. Program: (request * num_heads + head) * (512 / BLOCK) + block of columns."""
+    without tokens. Programs: (requests, heads, 512 / BLOCK)."""
     if OVERLAP:
         let_next_kernel_start()
-    row_out = tl.program_id(0) // (512 // BLOCK)
-    request = row_out // num_heads
-    head = row_out % num_heads
-    column = tl.program_id(0) % (512 // BLOCK) * BLOCK + tl.arange(0, BLOCK)
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    # Few columns a lane, so that a warp has whole rows and sums in its registers.
+    column = tl.max_contiguous(column, BLOCK // 32 if BLOCK > 32 else 2)
     # Written before fused_decode_kernel began, which this kernel may still overlap.
     total = tl.minimum(tl.load(kv_indptr + num_requests), max_tokens)
     first = tl.load(kv_indptr + request)
     last = tl.minimum(tl.load(kv_indptr + request + 1), total)
     least, longer = shares(total, programs, TILE)
+    row_out = request * num_heads + head
     place = out + row_out.to(tl.int64) * 512 + column
+    program = program_of(first, least, longer, TILE)
+    pieces = program_of(last - 1, least, longer, TILE) - program + 1
     if OVERLAP:
         wait_for_kernel_before()
     if first >= last:
         tl.store(place, tl.zeros((BLOCK,), out.dtype.element_ty))
         tl.store(out_lse + row_out, -float("inf"))
-    else:
-        program = program_of(first, least, longer, TILE)
-        pieces = program_of(last - 1, least, longer, TILE) - program + 1
-        if pieces > 1:
-            peak = -float("inf")
-            weights = 0.0
-            value = tl.zeros((PIECES, BLOCK), tl.float32)
-            for start in range(0, pieces, PIECES):
-                piece = start + tl.arange(0, PIECES)
-                row = 2 * (program + piece) + (piece == 0).to(tl.int32)
-                row = row * num_heads + head
-                some_value = tl.load(
-                    part + row.to(tl.int64)[:, None] * 512 + column[None, :],
-                    mask=(piece < pieces)[:, None],
-                    other=0.0,
+    elif pieces > 1:
+        if PIECES > FEW:
+            if pieces > FEW:
+                value, lse = combined(
+                    part,
+                    part_lse,
+                    program,
+                    pieces,
+                    head,
+                    num_heads,
+                    column,
+                    PIECES,
+                    BLOCK,
                 )
-                some_lse = tl.load(
-                    part_lse + row, mask=piece < pieces, other=-float("inf")
+            else:
+                value, lse = combined(
+                    part, part_lse, program, pieces, head, num_heads, column, FEW, BLOCK
                 )
-                new_peak = tl.maximum(peak, tl.max(some_lse, 0))
-                fade = tl.exp2(peak - new_peak)
-                chance = tl.exp2(some_lse - new_peak)
-                peak = new_peak
-                weights = weights * fade + tl.sum(chance, 0)
-                value = value * fade + chance[:, None] * some_value.to(tl.float32)
-            tl.store(place, (tl.sum(value, 0) / weights).to(out.dtype.element_ty))
-            tl.store(out_lse + row_out, peak + tl.log2(weights))
+        else:
+            value, lse = combined(
+                part, part_lse, program, pieces, head, num_heads, column, FEW, BLOCK
+            )
+        tl.store(place, value.to(out.dtype.element_ty))
+        tl.store(out_lse + row_out, lse)
 
 
 class FusedTuning(NamedTuple):
@@ -453,8 +475,6 @@ class FusedTuning(NamedTuple):
     warps: int
     stages: int  # steps loaded ahead, plus one
     programs: int  # a multiprocessor
-    registers: int = 0  # a thread, at most; 0: as many as the compiler wants
-    warm: bool = False  # prefetch the first step's rows
     overlap: bool = False  # launch while the kernel before still runs (SM90 and newer)
 
 
@@ -502,14 +522,16 @@ def fused_unfit_device(device):
 
 
 @functools.lru_cache(maxsize=None)
-def fused_tuning(device):
-    """The tuning for a GPU and a Triton, by the GPU's shared memory."""
+def fused_tuning(device, few):
+    """The tuning for a GPU and a Triton, by the GPU's shared memory and for few or many requests."""
     if fused_shared_memory(device) < 160 * 1024:  # 99 KB: two blocks of 43 KB
         return FusedTuning(tile=16, warps=4, stages=3, programs=2)
     if fused_triton < (3, 5):  # spills where registers are few
         return FusedTuning(tile=32, warps=4, stages=3, programs=2)
     overlap = torch.cuda.get_device_capability(device) >= (9, 0)
-    return FusedTuning(32, 4, 3, 2, overlap=overlap)
+    if few:  # a tile sooner, fewer pieces
+        return FusedTuning(tile=32, warps=4, stages=3, programs=2, overlap=overlap)
+    return FusedTuning(tile=32, warps=2, stages=2, programs=4, overlap=overlap)
 
 
 # The partial results of the splits, of all layers: their size depends on the GPU alone. Captured graphs keep the
@@ -562,7 +584,7 @@ def fused_attention(
         tuning = tuning or FusedTuning(tile=16, warps=4, stages=1, programs=2)
         processors, capability = 2, (0, 0)
     else:
-        tuning = tuning or fused_tuning(device)
+        tuning = tuning or fused_tuning(device, num_requests < 8)
         properties = torch.cuda.get_device_properties(device)
         processors = properties.multi_processor_count
         capability = (properties.major, properties.minor)
@@ -577,9 +599,9 @@ def fused_attention(
     rope_words = query_rope.view(torch.int32)
     latent_words = latent.view(torch.int16)
     row = latent_words.stride(0)
-    # The pieces of a request that a batch of equal lengths gives, in one step or few.
-    pieces = min(max(8, 1 << (programs // num_requests).bit_length()), 256)
-    columns = min(4096 // pieces, 512)
+    # The pieces of a request that a batch of equal lengths gives, in one step or few; 64 of their values a thread.
+    pieces = min(1 << (programs // num_requests + 1).bit_length(), 256)
+    columns = 32 if num_requests == 1 else 64 if pieces > 16 else 128
     fused_decode_kernel[(programs, blocks)](
         words,
         rope_words,
@@ -609,14 +631,12 @@ def fused_attention(
         HALF=query.dtype == torch.float16,
         CONVERT=capability >= (8, 9),
         ASM=not interpreted,
-        WARM=tuning.warm,
         OVERLAP=tuning.overlap,
         num_warps=tuning.warps,
         num_stages=tuning.stages,
-        **({"maxnreg": tuning.registers} if tuning.registers else {}),
         **({"launch_pdl": True} if tuning.overlap else {}),
     )
-    fused_decode_combine[(num_requests * heads * (512 // columns),)](
+    fused_decode_combine[(num_requests, heads, 512 // columns)](
         part,
         part_lse,
         kv_indptr,
@@ -628,9 +648,10 @@ def fused_attention(
         programs,
         TILE=tuning.tile,
         PIECES=pieces,
+        FEW=min(pieces, 32),
         BLOCK=columns,
         OVERLAP=tuning.overlap,
-        num_warps=4,
+        num_warps=max(1, min(pieces * columns // 2048, 8)),
         **({"launch_pdl": True} if tuning.overlap else {}),
     )
     if interpreted:

@@ -15,17 +15,21 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (3, 0, 16, 17, 70, 1, 0)
-SLOTS, SCALE = 256, 0.06
-#: tile, warps, programs a multiprocessor (there are two of those here), heads, FP8 kind, and what the query is
-#: multiplied with: BF16 reaches far beyond FP16, and logits of thousands leave one token with all the weight
+LONG = (4250,)  # 266 pieces: more than the second kernel takes at once
+MANY = (5, 0, 40, 1, 17) * 8  # more requests than a warp has lanes
+SLOTS, SCALE = 4608, 0.06
+#: tokens of each request, tile, warps, programs a multiprocessor (there are two of those here), heads, FP8 kind, and
+#: what the query is multiplied with: BF16 reaches far beyond FP16, logits of thousands leave one token all the weight
 CASES = (
-    (16, 4, 2, 8, torch.float8_e4m3fn, 1.0),
-    (16, 2, 5, 5, torch.float8_e4m3fn, 1.0),
-    (32, 4, 1, 16, torch.float8_e4m3fn, 1.0),
-    (32, 2, 3, 20, torch.float8_e5m2, 1.0),
-    (16, 4, 2, 8, torch.float8_e4m3fn, 1e-30),
-    (16, 4, 2, 8, torch.float8_e4m3fn, 3e2),
-    (16, 4, 2, 8, torch.float8_e4m3fn, 1e30),
+    (LENGTHS, 16, 4, 2, 8, torch.float8_e4m3fn, 1.0),
+    (LENGTHS, 16, 2, 5, 5, torch.float8_e4m3fn, 1.0),
+    (LENGTHS, 32, 4, 1, 16, torch.float8_e4m3fn, 1.0),
+    (LENGTHS, 32, 2, 3, 20, torch.float8_e5m2, 1.0),
+    (LENGTHS, 16, 4, 2, 8, torch.float8_e4m3fn, 1e-30),
+    (LENGTHS, 16, 4, 2, 8, torch.float8_e4m3fn, 3e2),
+    (LENGTHS, 16, 4, 2, 8, torch.float8_e4m3fn, 1e30),
+    (LONG, 16, 2, 140, 1, torch.float8_e4m3fn, 1.0),
+    (MANY, 16, 2, 12, 2, torch.float8_e4m3fn, 1.0),
 )
 
 
@@ -36,23 +40,26 @@ def expected(query: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> tu
     return torch.softmax(score, -1) @ key[:, :512], torch.logsumexp(score, -1) / torch.log(torch.tensor(2.0)).item()
 
 
-def error_of(module: ModuleType, case: tuple[int, int, int, int, torch.dtype, float]) -> dict[str, float | bool]:
+Case = tuple[tuple[int, ...], int, int, int, int, torch.dtype, float]
+
+
+def error_of(module: ModuleType, case: Case) -> dict[str, float | bool]:
     """Largest relative error of the output and of the log-sum-exp, and whether empty requests are zeros."""
-    tile, warps, programs, heads, kind, factor = case
+    lengths, tile, warps, programs, heads, kind, factor = case
     torch.manual_seed(7)
     pool = torch.full((SLOTS, 1, 576), float("nan")).to(kind)
-    order = torch.randperm(SLOTS)[: sum(LENGTHS)].int()
+    order = torch.randperm(SLOTS)[: sum(lengths)].int()
     pool[order.long()] = torch.randn(len(order), 1, 576).to(kind)
-    query = (torch.randn(len(LENGTHS), heads, 576) * factor).to(torch.bfloat16)
-    indptr = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
-    out = torch.full((len(LENGTHS), heads, 512), float("nan"), dtype=torch.bfloat16)
+    query = (torch.randn(len(lengths), heads, 576) * factor).to(torch.bfloat16)
+    indptr = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    out = torch.full((len(lengths), heads, 512), float("nan"), dtype=torch.bfloat16)
     tuning = module.FusedTuning(tile, warps, 1, programs)
     q, rope = query[..., :512].contiguous(), query[..., 512:].contiguous()
     lse = module.fused_attention(
-        q, rope, pool[..., :512], pool[..., 512:], order, indptr, len(LENGTHS), SCALE, out, tuning
+        q, rope, pool[..., :512], pool[..., 512:], order, indptr, len(lengths), SCALE, out, tuning
     )
     worst, worst_lse, zeros = 0.0, 0.0, True
-    for i, length in enumerate(LENGTHS):
+    for i, length in enumerate(lengths):
         if not length:
             zeros = zeros and bool((out[i] == 0).all()) and bool((lse[i] == -float("inf")).all())
             continue
