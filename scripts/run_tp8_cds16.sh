@@ -52,21 +52,32 @@ if [[ ! "$CHUNKED_PREFILL_SIZE" =~ ^-?[0-9]+$ ]]; then
   exit 2
 fi
 
+asked_page_size=
+for ((at = 1; at <= $#; at++)); do
+  following=$((at + 1))
+  case "${!at}" in
+    --page-size) value=${!following:-} ;;
+    --page-size=*) value=${!at#*=} ;;
+    *) continue ;;
+  esac
+  if [[ ! "$value" =~ ^[1-9][0-9]*$ ]]; then
+    echo "run_tp8_cds16.sh: --page-size needs a whole number above 0, found ${value:-no value}. Example: --page-size 64" >&2
+    exit 2
+  fi
+  asked_page_size=$value
+done
+
 # Two facts that need Python but not SGLang's imports: "page_size flag_prefix", for instance "64 nsa".
 read -r page_size dsa_prefix < <(
-  "$PYTHON" - "$MODEL_PATH" "$ATTENTION_BACKEND" "$@" <<'PY'
+  "$PYTHON" - "$MODEL_PATH" "$ATTENTION_BACKEND" "$asked_page_size" <<'PY'
 import importlib.util
 import json
 import pathlib
 import sys
 
-model, attention, extra = sys.argv[1], sys.argv[2], sys.argv[3:]
+model, attention, asked = sys.argv[1:]
 forced = {"flashmla": 64, "trtllm_mla": 64, "cutlass_mla": 128}
-page = forced.get(attention, 1)
-for at, argument in enumerate(extra):
-    name, _, value = argument.partition("=")
-    if name == "--page-size":
-        page = int(value or extra[at + 1])
+page = int(asked) if asked else forced.get(attention, 1)
 try:
     config = json.loads((pathlib.Path(model) / "config.json").read_text())
 except OSError:

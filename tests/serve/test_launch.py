@@ -436,6 +436,11 @@ def test_the_script_through_launch(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert (record.port, record.command[-2:]) == (bench.port, ["--tp", "2"])
     stop(logs=bench.folder / "logs")
     assert bench.left_behind() == []
+    with pytest.raises(MlapatchError) as raised:
+        bench.launch(command=None, script=script, arguments=["--page-size"])
+    assert raised.value.exit is Exit.USAGE
+    assert "--page-size needs a whole number" in raised.value.found
+    assert len(load_all(bench.folder / "logs")) == 1, "nothing was started"
     monkeypatch.delenv("MODEL_PATH")
     with pytest.raises(MlapatchError) as raised:
         bench.launch(command=None, script=script)

@@ -159,6 +159,27 @@ def test_usage_errors(tmp_path: Path, model: Path) -> None:
     assert "PYTHON" in missing.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        (["--page-size"], "no value"),
+        (["--page-size="], "no value"),
+        (["--page-size", "--log-level", "debug"], "--log-level"),
+        (["--page-size=many"], "many"),
+        (["--page-size", "0"], "0"),
+        (["--page-size", "64", "--page-size"], "no value"),
+    ],
+)
+def test_a_page_size_without_a_number_is_a_usage_error(
+    tmp_path: Path, model: Path, args: list[str], found: str
+) -> None:
+    site = package(tmp_path, "nsa_prefill_backend")
+    command, done = run(site, *args, model=model, MLAPATCH_DRY_RUN="")
+    assert (done.returncode, command) == (2, [])
+    message = f"run_tp8_cds16.sh: --page-size needs a whole number above 0, found {found}. Example: --page-size 64"
+    assert done.stderr.splitlines() == [message]
+
+
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 

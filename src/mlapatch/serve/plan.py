@@ -17,6 +17,9 @@ DRY_RUN = "MLAPATCH_DRY_RUN"
 """A script that knows this variable prints its command, one argument a line, and starts nothing."""
 
 
+_WRONG_USAGE = 2  # as bash, argparse and typer end
+
+
 @dataclass(frozen=True)
 class Plan:
     """What will be run, and what is known of it."""
@@ -96,6 +99,14 @@ def _ask_script(path: Path, words: list[str], environment: Mapping[str, str]) ->
             next="mlapatch launch SCRIPT with one that this user may read",
         ) from None
     done = subprocess.run(words, env={**environment, DRY_RUN: "1"}, capture_output=True, text=True, check=False)
+    if done.returncode == _WRONG_USAGE and any(option in done.stderr for option in _options_in(words)):
+        raise MlapatchError(
+            Exit.USAGE,
+            "the script refuses an argument",
+            where=str(path),
+            found=done.stderr.strip(),
+            next="correct what stands after --: mlapatch launch [SCRIPT] -- ARGS",
+        )
     if done.returncode != 0:
         raise MlapatchError(
             Exit.ENVIRONMENT,
@@ -105,3 +116,7 @@ def _ask_script(path: Path, words: list[str], environment: Mapping[str, str]) ->
             next=f"set what it asks for; {path} explains its settings at its head",
         )
     return done.stdout.splitlines()
+
+
+def _options_in(words: Sequence[str]) -> list[str]:
+    return [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
