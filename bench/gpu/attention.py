@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import hashlib
 import json
 import multiprocessing
+import os
 import re
 import statistics
 import sys
@@ -358,6 +360,11 @@ def table(cells: list[dict[str, Any]], cases: list[str]) -> str:
     return "\n".join(lines)
 
 
+def version(module: str) -> str | None:
+    """Of a module that is imported already."""
+    return getattr(sys.modules.get(module), "__version__", None)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
@@ -411,6 +418,10 @@ def main() -> None:
         cells.append({"row": "limit", "case": case, "ms": limit})
         del batch
     result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": os.environ.get("MLAPATCH_COMMIT", "unknown"),
+        "sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in FUSED_DECODE},
+        "flashinfer": version("flashinfer"),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,

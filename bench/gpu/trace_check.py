@@ -21,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +76,12 @@ def main() -> int:
     said = profiled(args.url, folder)
     rank = said["trace"]["ranks"][0]
     cast = rank["cast"] or {"share_of_step": 0.0, "calls": 0}
-    (path,) = sorted(folder.rglob("*.trace.json.gz"))
+    (path,) = (path for path in folder.rglob("*.trace.json.gz") if "EXTEND" not in path.name)
     events = counted(path)
     difference = 100 * abs(cast["share_of_step"] - events["share_of_step"])
-    with urllib.request.urlopen(f"{args.url}/server_info", timeout=30) as response:
-        info = json.load(response)
     kept = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": os.environ.get("MLAPATCH_COMMIT", "unknown"),
-        "server": {
-            key: info.get(key) for key in ("version", "attention_backend", "kv_cache_dtype", "max_total_tokens")
-        },
         "setup": said["setup"],
         "trace": path.name,
         "mlapatch": {key: rank[key] for key in ("steps", "step_ms", "busy_ms", "without_cast_ms", "cast")},
