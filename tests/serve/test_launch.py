@@ -128,7 +128,23 @@ def test_detached_start_then_logs_then_stop(bench: Bench) -> None:
     assert len(stopped.data["stopped"]) == 1  # type: ignore[arg-type]
     assert bench.left_behind() == []
     assert load_all(bench.folder / "logs")[0].state == "stopped"
-    assert stop(logs=bench.folder / "logs").data == {"stopped": []}
+    record = load_all(bench.folder / "logs")[0]
+    for again in ("", record.name, str(record.pid)):  # stopping twice is no error
+        outcome = stop(name=again, logs=bench.folder / "logs")
+        assert (outcome.exit, outcome.data) == (Exit.OK, {"stopped": []})
+    for every in (False, True):
+        with pytest.raises(MlapatchError) as raised:
+            stop(name="fkae", logs=bench.folder / "logs", every=every)
+        assert (raised.value.exit, raised.value.found) == (Exit.USAGE, "fake")
+        assert "fkae" in raised.value.what
+
+
+def test_stop_where_nothing_was_started(tmp_path: Path) -> None:
+    assert stop(logs=tmp_path / "logs").exit is Exit.OK
+    assert stop(logs=tmp_path / "logs", every=True).exit is Exit.OK
+    with pytest.raises(MlapatchError) as raised:
+        stop(name="active-cast", logs=tmp_path / "logs")
+    assert raised.value.exit is Exit.USAGE
 
 
 def test_stubborn_ranks_are_killed_by_stop(bench: Bench) -> None:

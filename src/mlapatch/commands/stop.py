@@ -12,10 +12,22 @@ from mlapatch.serve.run_record import STOPPED, RunRecord, load_all
 
 
 def stop(*, name: str = "", logs: Path = Path("logs"), every: bool = False, grace: float = 10.0) -> Outcome:
-    """Stop the running server of that name or pid, the only one, or every one. Nothing running is no error."""
-    running = [(record, tree) for record in load_all(logs) if (tree := alive(record)) is not None]
-    if name:
-        running = [(record, tree) for record, tree in running if name in (record.name, str(record.pid))]
+    """Stop the running server of that name or pid, the only one, or every one.
+
+    One that runs no more is no error, so that stopping twice is none; a name that was never started from here is a
+    misspelt one (exit 2).
+    """
+    records = load_all(logs)
+    meant = [record for record in records if not name or name in (record.name, str(record.pid))]
+    if name and not meant:
+        raise MlapatchError(
+            Exit.USAGE,
+            f"no server called {name} was started from here",
+            where=str(logs),
+            found=", ".join(dict.fromkeys(record.name for record in records)) or "none",
+            next="mlapatch logs --list",
+        )
+    running = [(record, tree) for record in meant if (tree := alive(record)) is not None]
     if not running:
         which = f"called {name} " if name else ""
         return Outcome(data={"stopped": []}, blocks=[Text((f"no server {which}is running (records in {logs})",))])
