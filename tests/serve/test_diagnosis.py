@@ -16,6 +16,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.serve.diagnosis import diagnose as decide
 from mlapatch.serve.rules import fill, load
+from mlapatch.serve.server_options import ServerOptions
 from mlapatch.serve.transcript import Transcript
 from mlapatch.serve.verdicts import Diagnosis, Ending, Silence
 
@@ -176,6 +177,42 @@ def test_health_that_recovered_is_no_failure() -> None:
 def test_same_words_in_another_phase_mean_another_thing() -> None:
     names = {"weights-oom", "pool-oom", "capture-oom", "run-oom"}
     assert {of(case(n)).rule for n in ("14-weights-oom", "15-pool-oom", "17-capture-oom", "18-run-oom")} == names
+
+
+@pytest.mark.parametrize(
+    ("backend", "advised", "not_advised"),
+    [
+        ("flashinfer", ["--attention-backend triton", "mlapatch status"], "--attention-backend flashinfer"),
+        ("triton", ["--attention-backend flashinfer"], "triton;"),
+        ("flashmla", ["--attention-backend flashinfer or triton"], "status"),
+        (None, ["--attention-backend flashinfer or triton"], "status"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "fp8_e4m3"])
+def test_fp8_advice_names_no_backend_that_was_already_chosen(
+    backend: str | None, advised: list[str], not_advised: str, dtype: str
+) -> None:
+    log = case("28-fp8-kv-rejected").replace(b"float8_e4m3fn", dtype.encode())
+    named = f"attention_backend={backend!r}".encode()
+    found = of(log.replace(b"attention_backend='flashinfer'", named))
+    assert found.rule == "fp8-kv-rejected"
+    for words in advised:
+        assert words in found.advice
+    assert not_advised not in found.advice
+    assert "bfloat16" in found.advice
+    if backend:  # the command names it, the log does not (--log-level error)
+        transcript = Transcript(known=ServerOptions.of(["--attention-backend", backend]).facts)
+        transcript.feed(log.replace(b"attention_backend='flashinfer'", b""))
+        assert decide(transcript).advice == found.advice
+        transcript = Transcript(known=ServerOptions.of(["--attention-backend", "fa3"]).facts)
+        transcript.feed(log.replace(b"attention_backend='flashinfer'", named))
+        assert decide(transcript).advice == found.advice, "the log outranks the command"
+
+
+def test_advice_by_backend_can_be_filled_and_is_not_circular() -> None:
+    for rule in load().rules:
+        for backend, advice in rule.advice_for.items():
+            assert f"--attention-backend {backend}" not in fill(advice, {})
 
 
 def test_rules_say_where_they_come_from_and_texts_can_be_filled() -> None:

@@ -80,9 +80,8 @@ def launch(
     timing = replace(timing or Timing(), patience=dict(patience or {}))
     tree, record, secrets = _start(plan, logs, name or _default_name(plan))
     tell(f"started pid {record.pid}; log {record.log}")
-    follower = Follower(
-        tree, LogTail(Path(record.log), Transcript()), timing, tell, host=plan.options.host, port=plan.options.port
-    )
+    log = LogTail(Path(record.log), Transcript(known=plan.options.facts))
+    follower = Follower(tree, log, timing, tell, host=plan.options.host, port=plan.options.port)
     run = _Run(plan, tree, record, follower, secrets, findings, tell)
     with _terminable():
         try:

@@ -147,7 +147,7 @@ class _Case:
             FAILED,
             fill(rule.cause, values),
             phase,
-            fill(rule.advice, values),
+            fill(rule.advice_for.get(values.get("attention_backend", ""), rule.advice), values),
             rank,
             rule.id,
             rule.source,

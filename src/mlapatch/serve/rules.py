@@ -67,6 +67,7 @@ class Rule:
     fatal: bool = False
     ending: bool = False
     secondary: bool = False
+    advice_for: Mapping[str, str] = field(default_factory=dict)
     value: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
 
 
@@ -122,6 +123,7 @@ def _rule(order: int, row: dict[str, Any]) -> Rule:
         fatal=row.get("fatal", False),
         ending=row.get("ending", False),
         secondary=row.get("secondary", False),
+        advice_for=row.get("advice-for", {}),
         value={group: _regex(text) for group, text in row.get("value", {}).items()},
     )
 

@@ -55,6 +55,12 @@ class ServerOptions:
         return self.number("port")
 
     @property
+    def facts(self) -> dict[str, str]:
+        """What a diagnosis may use where the log does not say it (a high --log-level hides the server's arguments)."""
+        backend = self.text("attention-backend")
+        return {"attention_backend": backend} if backend else {}
+
+    @property
     def dsa_backends(self) -> tuple[str, str]:
         """The prefill and decode NSA/DSA backends, '' where not given."""
         return self.text("dsa-prefill-backend"), self.text("dsa-decode-backend")

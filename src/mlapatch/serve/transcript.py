@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -65,10 +65,14 @@ Handler = Callable[[Line, RankState], None]
 
 
 class Transcript:
-    """Feed bytes, then read its attributes or hand it to `diagnosis.diagnose`."""
+    """Feed bytes, then read its attributes or hand it to `diagnosis.diagnose`.
 
-    def __init__(self, book: RuleBook | None = None) -> None:
+    `known` are facts from elsewhere, such as the command line; what the log says outranks them.
+    """
+
+    def __init__(self, book: RuleBook | None = None, *, known: Mapping[str, str] | None = None) -> None:
         self.book = book or load()
+        self._known = dict(known or {})
         self._handlers = self._table()
         self._splitter = LineSplitter()
         self.lines = 0
@@ -76,7 +80,7 @@ class Transcript:
 
     def _reset(self) -> None:
         self.states: dict[str | None, RankState] = {None: RankState(None)}
-        self.facts: dict[str, str] = {}
+        self.facts: dict[str, str] = dict(self._known)
         self.matches: dict[tuple[int, str | None], Match] = {}
         self.marks: list[Mark] = []
         self.ignored_imports: dict[str, Line] = {}
