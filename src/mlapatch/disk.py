@@ -124,8 +124,13 @@ _WAYS = {
 
 
 @contextlib.contextmanager
-def environment_errors(where: Path, then: str = "nothing was changed") -> Iterator[None]:
-    """Turn a read-only or full file system into a clear exit 5; `then` says what that means."""
+def environment_errors(
+    where: Path, then: str = "nothing was changed", *, elsewhere: str = "patch when the image is built"
+) -> Iterator[None]:
+    """Turn a read-only or full file system into a clear exit 5.
+
+    `then` says what that means; `elsewhere` is what a user can do who may not write there.
+    """
     try:
         yield
     except PermissionError as error:
@@ -134,7 +139,7 @@ def environment_errors(where: Path, then: str = "nothing was changed") -> Iterat
             f"no permission to write; {then}",
             where=str(error.filename or where),
             found=f"owner {_owner(where)}, running as uid {os.geteuid()}",
-            next=f"{_way_to_write(where)}, or patch when the image is built",
+            next=f"{_way_to_write(where)}, or {elsewhere}",
         ) from None
     except OSError as error:
         raise MlapatchError(
@@ -154,6 +159,8 @@ def _way_to_write(path: Path) -> str:
 
 def _owner(path: Path) -> str:
     try:
+        while not path.exists() and path != path.parent:
+            path = path.absolute().parent
         return f"uid {path.stat().st_uid}"
     except OSError:
         return "unknown"

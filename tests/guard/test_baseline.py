@@ -17,6 +17,7 @@ from mlapatch.exits import Exit
 from mlapatch.install.baseline import NAME, Baseline, Recorded, load_baseline, rendered, save_baseline
 from tests.corpus import Corpus
 from tests.guard.trees import ARGS, CLEAN, COMMUNICATOR, EDITS, MODEL_RUNNER, TOPK, Tree, install
+from tests.install.test_write import NOBODY, ROOT_ONLY, as_nobody, open_to_all
 
 PIECES = st.sampled_from(
     [
@@ -225,3 +226,43 @@ def test_a_folder_that_cannot_be_written(tree: Tree, monkeypatch: pytest.MonkeyP
     tree.edit_all() if os.geteuid() == 0 else None
     tree.record()
     assert tree.check() == CLEAN
+
+
+# --------------------------------------------------------------------------------------------- folders of another user
+@ROOT_ONLY
+def test_another_users_folder_and_what_to_do_instead(tree: Tree, tmp_path: Path) -> None:
+    """Both pieces of advice are followed here, by the user who got them."""
+    tree.edit_all()
+    open_to_all(tree.root)
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for folder in (theirs, ours):
+        folder.mkdir()
+    os.chown(ours, NOBODY, NOBODY)
+    refused = as_nobody(tree.package, "guard", "record", cwd=theirs)
+    assert refused.code == 5, refused
+    assert "no permission to write" in refused.err
+    assert "or in a folder of yours: mlapatch guard record" in refused.err
+    assert f"--file FOLDER/{NAME}" in refused.err
+    assert "image" not in refused.err
+    done = as_nobody(tree.package, "guard", "record", "--file", str(ours / NAME), cwd=theirs)
+    assert done.code == 0, done
+    assert f"pass --file {ours / NAME} to guard check" in done.err
+    assert f"launch takes it only as {NAME} of the folder it runs in" in done.err
+    assert "nothing was changed" not in done.err
+    assert as_nobody(tree.package, "guard", "check", "--file", str(ours / NAME), cwd=theirs).code == 0
+    done = as_nobody(tree.package, "guard", "record", cwd=ours)
+    assert f"run guard check and launch in {ours}" in done.err
+    assert as_nobody(tree.package, "guard", "check", cwd=ours).code == 0
+    assert as_nobody(tree.package, "guard", "check", cwd=theirs).code == 4, "not found there: as was said"
+
+
+@ROOT_ONLY
+def test_a_file_in_a_folder_that_cannot_be_looked_into(tree: Tree, tmp_path: Path) -> None:
+    tree.edit_all()
+    open_to_all(tree.root)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    done = as_nobody(tree.package, "guard", "record", "--file", str(closed / NAME))
+    assert done.code == 5, done
+    assert "in a folder of yours" in done.err
+    assert as_nobody(tree.package, "guard", "check", "--file", str(closed / NAME)).code == 2

@@ -141,17 +141,17 @@ mlapatch.cli._register()
 # Load all there is to load while this interpreter's own folder can be read.
 CliRunner().invoke(mlapatch.cli.app, ["diff", "gather-cast", *sys.argv[-2:]])
 CliRunner().invoke(mlapatch.cli.app, ["apply", "absent", *sys.argv[-2:]])
-import filelock, importlib.metadata, mlapatch.commands.apply, mlapatch.commands.revert, mlapatch.commands.status
+import filelock, importlib.metadata, mlapatch.commands.apply, mlapatch.commands.guard, mlapatch.commands.revert, mlapatch.commands.status
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 mlapatch.cli.main()
 """
 
 
-def as_nobody(site_packages: Path, *arguments: str) -> Done:
+def as_nobody(site_packages: Path, *arguments: str, cwd: Path = Path("/")) -> Done:
     """The command line as another user."""
     command = [sys.executable, "-c", AS_NOBODY, *arguments, "--sglang", str(site_packages)]
     environment = {**os.environ, "PYTHONPATH": str(SRC), "MLAPATCH_CACHE": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd="/")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=cwd)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

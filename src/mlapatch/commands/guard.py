@@ -15,13 +15,15 @@ from mlapatch.install.baseline import (
     WATCHED,
     Baseline,
     Recorded,
+    default_places,
     find_baseline,
+    is_there,
     keep,
     load_baseline,
     save_baseline,
 )
 from mlapatch.install.sources import origin_of
-from mlapatch.install.target import find_target
+from mlapatch.install.target import Target, find_target
 from mlapatch.local_edits import LocalEdits
 from mlapatch.outcome import Block, Diff, Outcome, Table, Text, Warn
 
@@ -54,7 +56,7 @@ def record(
     try:
         keep(found.target, baseline, _contents(edits, recorded))
     except MlapatchError as error:
-        notes.append(f"nothing is kept beside SGLang ({error.what}); pass --file {path} where you check and launch")
+        notes.append(_not_kept(error, found.target, path))
     edited = [one for one in recorded.values() if one.has_edit]
     lines = [f"{len(edited)} edited file(s) recorded in {path}; compared with {edits.label or 'nothing'}"]
     lines += [f"  {one.path}: {_size(one)}" for one in edited[:_SHOWN_FILES]]
@@ -117,9 +119,20 @@ def _assessed(sglang: Path | None, python: str | None, patches: Sequence[Path] |
     return assess(target, catalogue, machine_of(target, sm=1))
 
 
+def _not_kept(error: MlapatchError, target: Target, path: Path) -> str:
+    """The state folder has no copy of the baseline: where it is found all the same."""
+    here, *anywhere, _ = default_places(target)
+    what = f"no copy is kept beside SGLang: {error.what.partition(';')[0]}"
+    if path.absolute() in anywhere:
+        return f"{what}; {path} is found without it"
+    if path.absolute() == here:
+        return f"{what}; run guard check and launch in {here.parent}, where the baseline is"
+    return f"{what}; pass --file {path} to guard check; launch takes it only as {NAME} of the folder it runs in"
+
+
 def _refuse_to_forget(path: Path, edits: LocalEdits) -> None:
     """A new baseline must not forget, in passing, an edit that was lost since the last one."""
-    before = path if path.is_file() else find_baseline(edits.found.target)
+    before = path if is_there(path) else find_baseline(edits.found.target)
     if before is None:
         return
     files = Comparison(load_baseline(before), edits).files()

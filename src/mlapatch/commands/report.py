@@ -36,7 +36,8 @@ def report(*, runs: Sequence[str] = (), output: Path, title: str = "", db: Path 
     text = page.render(
         usable, title or "mlapatch: " + " against ".join(dict.fromkeys(page.name(run) for run in usable))
     )
-    with environment_errors(output.parent, "no new report is there, or a whole one"):
+    then = "no new report is there, or a whole one"
+    with environment_errors(output.parent, then, elsewhere="name a file in a folder of yours: --output FILE"):
         output.parent.mkdir(parents=True, exist_ok=True)
         write_output(output, text.encode())
     left_out = [run for run in chosen if run not in usable]

@@ -83,7 +83,8 @@ def _export(found: list[Run], path: Path) -> Outcome:
     if str(path) == "-":
         sys.stdout.write(lines.decode())
         return Outcome()
-    with environment_errors(path.parent, "no new export is there, or a whole one"):
+    then = "no new export is there, or a whole one"
+    with environment_errors(path.parent, then, elsewhere="name a file in a folder of yours: --export FILE"):
         write_output(path, lines)
     return Outcome(data={"exported": len(found), "file": str(path)}, blocks=[Text([f"{len(found)} runs in {path}"])])
 

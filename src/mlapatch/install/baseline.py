@@ -77,12 +77,20 @@ def kept_folder(target: Target) -> Path:
 def find_baseline(target: Target, file: Path | None = None) -> Path | None:
     """The baseline named, or the first one found. MlapatchError (exit 2) where the named one is missing."""
     if file is None:
-        return next((place for place in default_places(target) if place.is_file()), None)
-    if not file.is_file():
+        return next((place for place in default_places(target) if is_there(place)), None)
+    if not is_there(file):
         raise MlapatchError(
             Exit.USAGE, "there is no baseline", where=str(file), next=f"mlapatch guard record --file {file}"
         )
     return file
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there, and in a folder that this user may look into."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def load_baseline(path: Path) -> Baseline:
@@ -101,7 +109,9 @@ def load_baseline(path: Path) -> Baseline:
 
 def save_baseline(path: Path, baseline: Baseline) -> None:
     """Write a baseline, whole or not at all."""
-    with environment_errors(path.parent, "what is there is whole, the old baseline or the new one"):
+    elsewhere = f"in a folder of yours: mlapatch guard record --file FOLDER/{NAME}"
+    then = "what is there is whole, the old baseline or the new one"
+    with environment_errors(path.parent, then, elsewhere=elsewhere):
         write_atomically(path, rendered(baseline).encode(), like=path.stat() if path.exists() else None)
 
 

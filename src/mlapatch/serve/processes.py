@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from mlapatch.disk import environment_errors
+from mlapatch.serve.run_record import LOGS_ELSEWHERE
 
 _RANK = re.compile(r"sglang::scheduler((?:_[A-Z][A-Z_]*\d+)+)")
 _COMPILERS = ("ninja", "nvcc", "cicc", "ptxas", "cudafe++", "cc1plus", "fatbinary", "nvlink", "c++", "g++")
@@ -167,7 +168,7 @@ def start(command: Sequence[str], *, environment: Mapping[str, str], log: Path, 
         OSError: the command cannot be run.
         MlapatchError: the log cannot be written (exit 5).
     """
-    with environment_errors(log.parent, "the server was not started"):
+    with environment_errors(log.parent, "the server was not started", elsewhere=LOGS_ELSEWHERE):
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch(mode=0o600)
     read_end, write_end = os.pipe()

@@ -15,6 +15,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.jsontext import parsed_object
 
 STARTING, READY, FAILED, STOPPED = "starting", "ready", "failed", "stopped"
+LOGS_ELSEWHERE = "keep them in a folder of yours: mlapatch launch --logs DIR"
 _NAME = re.compile(r"[^\w.-]+")
 
 
@@ -46,7 +47,7 @@ class RunRecord:
         text = json.dumps(asdict(self), indent=2, default=str) + "\n"
         then = "the server was stopped" if otherwise else "the record of the server is not kept"
         try:
-            with environment_errors(self.path.parent, then):
+            with environment_errors(self.path.parent, then, elsewhere=LOGS_ELSEWHERE):
                 write_atomically(self.path, text.encode())
         except MlapatchError:
             if otherwise:
