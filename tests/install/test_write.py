@@ -141,7 +141,8 @@ mlapatch.cli._register()
 # Load all there is to load while this interpreter's own folder can be read.
 CliRunner().invoke(mlapatch.cli.app, ["diff", "gather-cast", *sys.argv[-2:]])
 CliRunner().invoke(mlapatch.cli.app, ["apply", "absent", *sys.argv[-2:]])
-import filelock, importlib.metadata, mlapatch.commands.apply, mlapatch.commands.guard, mlapatch.commands.revert, mlapatch.commands.status
+import filelock, importlib.metadata, mlapatch.commands.guard
+import mlapatch.commands.apply, mlapatch.commands.revert, mlapatch.commands.status
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 mlapatch.cli.main()
 """

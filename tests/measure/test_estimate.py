@@ -16,7 +16,7 @@ from mlapatch.measure.estimate import Pool, cast_seconds, costs, floor_seconds, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-GLM5 = shape.PRESETS["glm-5"]
+GLM5 = shape.preset("glm-5")
 CARD = gpus.GPUS["rtx-pro-6000"]
 POOL = Pool(GLM5, 495_552, page_size=64)
 
@@ -72,7 +72,7 @@ def test_the_h200_agrees_with_what_was_measured_there() -> None:
 
 
 def test_35291s_layer_is_226_5_mb() -> None:
-    assert Pool(shape.PRESETS["deepseek-r1"], 131_072).cast_bytes / 1e6 == pytest.approx(226.5, abs=0.1)
+    assert Pool(shape.preset("deepseek-r1"), 131_072).cast_bytes / 1e6 == pytest.approx(226.5, abs=0.1)
 
 
 def test_a_gpu_without_a_measured_cast_gives_a_lower_bound() -> None:

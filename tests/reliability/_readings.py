@@ -172,8 +172,9 @@ def _odd_traces() -> dict[str, bytes]:
 CONFIG: dict[str, Any] = {
     "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "kv_lora_rank": 512, "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 192, "num_hidden_layers": 78, "num_attention_heads": 64, "index_topk": 2048,
-    "index_head_dim": 128, "text_config": {"kv_lora_rank": 512},
+    "index_head_dim": 128,
 }  # fmt: skip
+MULTIMODAL: dict[str, Any] = {"architectures": ["X"], "text_config": CONFIG}
 
 
 def configs(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
@@ -188,7 +189,7 @@ def configs(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
             text = json.dumps(variant).encode("utf-8", "replace")
         else:
             text = (
-                json.dumps(misshapen(CONFIG, rng)).encode("utf-8", "replace")
+                json.dumps(misshapen(rng.choice((CONFIG, MULTIMODAL)), rng)).encode("utf-8", "replace")
                 if rng.random() < 0.7
                 else mutated(data, rng)
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from packaging.version import Version
 
 from mlapatch.commands.backends import backends
 from mlapatch.commands.doctor import doctor
+from mlapatch.commands.estimate import estimate
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
+from mlapatch.outcome import Outcome
 from mlapatch.serve.backends import table_for
 from mlapatch.serve.server_options import dsa_prefix
 from tests.conftest import TreeFactory
@@ -122,6 +125,61 @@ def test_config_file(tmp_path: Path) -> None:
         with pytest.raises(MlapatchError) as raised:
             backends(sm=90, release="0.5.9", **wrong)
         assert raised.value.exit is Exit.USAGE
+
+
+VERBS: tuple[Callable[..., Outcome], ...] = (partial(backends, sm=90, release="0.5.9"), estimate)
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "found"),
+    [
+        (None, "cannot read the model's config", "No such file or directory"),
+        ("{", "the model's config is not JSON", "Expecting property name"),
+        ("[]", "the model's config is not JSON", "a JSON object is needed"),
+        ("{}", "this is not an MLA model", "no kv_lora_rank"),
+        ('{"kv_lora_rank": "many"}', "this is not an MLA model", "no kv_lora_rank"),
+        ('{"text_config": {"hidden_size": 1}, "model_type": "llava"}', "this is not an MLA model", "model_type llava"),
+    ],
+)
+def test_backends_and_estimate_refuse_a_config_in_the_same_words(
+    tmp_path: Path, content: str | None, what: str, found: str
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    refusals = []
+    for model in (tmp_path / "config.json", tmp_path if content else tmp_path / "none"):
+        for verb in VERBS:
+            with pytest.raises(MlapatchError) as raised:
+                verb(model=model)
+            refusals.append(raised.value)
+    for refusal in refusals:
+        assert (refusal.exit, refusal.what) == (Exit.USAGE, what)
+        assert refusal.found.startswith(found) or found in refusal.found
+        assert ("--model" in refusal.next, "--preset" in refusal.next) == (True, True)
+
+
+def test_backends_and_estimate_know_the_same_presets() -> None:
+    refusals = []
+    for verb in VERBS:
+        with pytest.raises(MlapatchError) as raised:
+            verb(preset="glm-6")
+        refusals.append(raised.value)
+    assert refusals[0] == refusals[1]
+    assert backends(preset="GLM-5", sm=90, release="0.5.9").data["model"] == {
+        "arch": "GlmMoeDsaForCausalLM", "nope": 192, "heads_per_rank": 8, "dsa": True,
+    }  # fmt: skip
+
+
+def test_both_take_the_text_part_of_a_multimodal_config(tmp_path: Path) -> None:
+    """Also where a size stands in both parts: SGLang takes `text_config`."""
+    text = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 4, "num_attention_heads": 16}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"kv_lora_rank": 8, "num_attention_heads": 8, "text_config": text})
+    )
+    found: Any = backends(model=tmp_path, sm=90, release="0.5.9", tp=1).data["model"]
+    assert found["heads_per_rank"] == 16
+    estimated: Any = estimate(model=tmp_path, gpu="h200").data["model"]
+    assert estimated["layers"] == 4
 
 
 # ------------------------------------------------------------------------------------------- what the source says

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from mlapatch import model_config
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.jsontext import parsed_object
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
 from mlapatch.serve.backends import (
     CASTS,
@@ -23,16 +22,6 @@ from mlapatch.serve.backends import (
     table_for,
 )
 from mlapatch.serve.server_options import dsa_prefix
-
-_GLM = {"architectures": ["GlmMoeDsaForCausalLM"], "qk_nope_head_dim": 192, "num_attention_heads": 64}
-_DEEPSEEK = {"architectures": ["DeepseekV3ForCausalLM"], "qk_nope_head_dim": 128, "num_attention_heads": 128}
-PRESETS: dict[str, dict[str, Any]] = {
-    "glm-5": {**_GLM, "index_topk": 2048},
-    "deepseek-v3": _DEEPSEEK,
-    "deepseek-r1": _DEEPSEEK,
-    "deepseek-v3.2": {**_DEEPSEEK, "architectures": ["DeepseekV32ForCausalLM"], "index_topk": 2048},
-    "kimi-k2": {**_DEEPSEEK, "num_attention_heads": 64},
-}
 
 
 def backends(
@@ -55,7 +44,7 @@ def backends(
     capability = _capability(gpu, sm)
     table, note = table_for(version)
     asked = question(
-        _config(preset, model),
+        model_config.read(model)[0] if model else model_config.preset(preset or "glm-5"),
         tp=tp,
         sm=capability,
         release=table,
@@ -165,34 +154,3 @@ def _capability(gpu: str | None, sm: int | None) -> int:
             next="mlapatch backends --gpu rtx-pro-6000, or --sm 120, stands in for one",
         )
     return found[0]
-
-
-def _config(preset: str | None, model: Path | None) -> dict[str, Any]:
-    if model is None:
-        try:
-            return PRESETS[preset or "glm-5"]
-        except KeyError:
-            raise MlapatchError(
-                Exit.USAGE, f"no preset is called {preset!r}", expected=", ".join(PRESETS), next="--model config.json"
-            ) from None
-    file = model / "config.json" if model.is_dir() else model
-    try:
-        loaded = parsed_object(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise MlapatchError(
-            Exit.USAGE,
-            "cannot read the model's config",
-            where=str(file),
-            found=str(error),
-            next="mlapatch backends --preset glm-5",
-        ) from None
-    inner = loaded.get("text_config")
-    if "kv_lora_rank" not in loaded and not (isinstance(inner, dict) and "kv_lora_rank" in inner):
-        raise MlapatchError(
-            Exit.USAGE,
-            "this is not an MLA model",
-            where=str(file),
-            found="no kv_lora_rank in its config",
-            next="mlapatch backends --preset glm-5",
-        )
-    return loaded

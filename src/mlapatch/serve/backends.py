@@ -13,6 +13,7 @@ from typing import Any
 from packaging.version import Version
 
 from mlapatch.jsontext import size_in
+from mlapatch.model_config import text_part
 
 OLD, NEW = "0.5.9", "0.5.23"
 YES, NO, CATCH = "yes", "no", "with a catch"
@@ -92,8 +93,7 @@ def question(
     config: dict[str, Any], *, tp: int, sm: int, release: str, flashinfer: Version, wants: Version, kv: str, prefix: str
 ) -> Question:
     """From a parsed config.json."""
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) and "kv_lora_rank" in inner else config
+    text = text_part(config)
     named = config.get("architectures")
     return Question(
         nope=size_in(text, "qk_nope_head_dim", 128),

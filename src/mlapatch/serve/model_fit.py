@@ -8,6 +8,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from mlapatch.jsontext import size_in
+from mlapatch.model_config import text_part
 from mlapatch.serve.preflight import FAIL, NO_SGLANG, OK, SKIP, WARN, Context, Finding
 from mlapatch.serve.server_options import dsa_prefix
 
@@ -18,13 +19,13 @@ _DSA_KV = ("fp8_e4m3", "bfloat16", "bf16", "auto", "")
 
 def is_dsa(config: dict[str, Any]) -> bool:
     """A DSA model (GLM-5, DeepSeek-V3.2): `index_topk` in its config, as SGLang's is_deepseek_nsa/_dsa decide."""
-    return _text(config).get("index_topk") is not None
+    return text_part(config).get("index_topk") is not None
 
 
 def page_size(context: Context, config: dict[str, Any]) -> int:
     """The page size that the server will use: 64 (x index_kpool) for DSA, what the backend forces, or what is asked."""
     if is_dsa(config):
-        return 64 * size_in(_text(config), "index_kpool", 1)
+        return 64 * size_in(text_part(config), "index_kpool", 1)
     backend = context.options.text("attention-backend")
     return _FORCED_PAGES.get(backend) or context.options.number("page-size", 1) or 1
 
@@ -116,11 +117,6 @@ def _default_is_trtllm(context: Context) -> bool:
     sms = {gpu.sm for gpu in context.gpus}
     newest = 119 if version >= Version("0.5.17") else 999
     return version >= Version("0.5.15") and all(100 <= sm <= newest for sm in sms)
-
-
-def _text(config: dict[str, Any]) -> dict[str, Any]:
-    inner = config.get("text_config")
-    return inner if isinstance(inner, dict) else config
 
 
 FIT_CHECKS = (libraries, chunk, layout, graphs)
