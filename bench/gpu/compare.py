@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from greedy import LENGTHS, STREAMS, agreement, measure
+from greedy import LENGTHS, STREAMS, Prompts, agreement, apart, scores, timed
 
 FIRST_PORT, PORT_STEP = 30011, 1500
 SITE = Path("/tmp/site")
@@ -286,8 +286,13 @@ def result(
     entry: dict[str, Any] = {"ready": server.ready, "start_s": server.seconds, "args": list(variant.args)}
     if server.ready:
         try:
-            entry.update(measure(server.port, variant.lengths, variant.streams))
-        except (OSError, ValueError, IndexError) as error:
+            load = (server.port, Prompts.seeded(), variant.lengths, variant.streams)
+            if "untimed" not in kept:
+                entry.update(timed(*load))
+            entry["scores"] = scores(*load)
+            # The same server again: how far apart equal computations are.
+            entry["apart_from_itself"] = apart(scores(*load), entry["scores"])
+        except (OSError, ValueError, LookupError) as error:
             entry["error"] = f"{type(error).__name__}: {error}"
         for command in during:
             ready = command.replace("PORT", str(server.port))
@@ -303,9 +308,11 @@ def result(
         "flashinfer": "0.6.18" if variant.flashinfer else "0.6.12",
         "backend": variant.backend,
     }
-    reference = kept["variants"].get(variant.compare_with, {}).get("outputs")
-    if reference and "outputs" in entry:
-        entry["agreement"] = agreement(entry["outputs"], reference)
+    reference = kept["variants"].get(variant.compare_with, {})
+    if "outputs" in reference and "outputs" in entry:
+        entry["agreement"] = agreement(entry["outputs"], reference["outputs"])
+    if "scores" in reference and "scores" in entry:
+        entry["apart"] = apart(entry["scores"], reference["scores"])
     return entry
 
 
@@ -316,6 +323,7 @@ def report(name: str, entry: dict[str, Any]) -> None:
     print(
         f"{name}: ready={entry['ready']} start={entry['start_s']}s {single} {streams} "
         f"equal={equal.get('equal')}/{equal.get('compared')} {equal.get('first_difference', '')} "
+        f"apart={entry.get('apart')} itself={entry.get('apart_from_itself')} "
         f"accept={entry['facts']['accept_len'][-3:]} {entry.get('error', '')}",
         flush=True,
     )
@@ -330,11 +338,14 @@ def main() -> None:
     parser.add_argument(
         "--during", action="append", default=[], metavar="VARIANT=COMMAND", help="after its measurement"
     )
+    parser.add_argument("--untimed", action="store_true", help="only the log-probabilities of greedy tokens")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     source = args.resume if args.resume and args.resume.exists() else args.out / "compare.json"
     kept = json.loads(source.read_text()) if source.exists() else {"variants": {}}
     kept.update(machine=machine(), commit=commit(), date=time.strftime("%Y-%m-%d"), pool_tokens=495552, layers=78)
+    if args.untimed:
+        kept["untimed"] = True
     during: dict[str, list[str]] = {}
     for item in args.during:
         during.setdefault(item.partition("=")[0], []).append(item.partition("=")[2])

@@ -7,9 +7,10 @@ import json
 import random
 import time
 import urllib.request
+from dataclasses import dataclass
 from typing import Any
 
-NEW_TOKENS = 128
+NEW_TOKENS, SCORED_TOKENS = 128, 32
 LENGTHS = (512, 8192, 65536)
 PREFIX_HIT = 9216
 STREAMS = 16
@@ -36,28 +37,58 @@ def generate(port: int, input_ids: list[int], new: int) -> tuple[list[float], li
     return times, ids
 
 
-def measure(port: int, lengths: tuple[int, ...], streams: int) -> dict[str, Any]:
+def scored(port: int, input_ids: list[int], new: int) -> list[list[float]]:
+    """One greedy generation: [log-probability, token id] of each output token."""
+    body = {
+        "input_ids": input_ids,
+        "return_logprob": True,
+        "sampling_params": {"max_new_tokens": new, "temperature": 0, "ignore_eos": True},
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=300) as response:
+        tokens = json.loads(response.read())["meta_info"]["output_token_logprobs"]
+    return [[token[0], token[1]] for token in tokens]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The same for every server."""
+
+    single: dict[int, list[int]]
+    prefix: list[int]
+    tails: list[list[int]]
+    hit: list[int]
+
+    @classmethod
+    def seeded(cls) -> Prompts:
+        """Random token ids."""
+        rng = random.Random(0)
+
+        def ids(count: int) -> list[int]:
+            return [rng.randrange(10, 31000) for _ in range(count)]
+
+        return cls({length: ids(length) for length in LENGTHS}, ids(4096), [ids(64) for _ in range(STREAMS)], ids(9312))
+
+
+def timed(port: int, prompts: Prompts, lengths: tuple[int, ...], streams: int) -> dict[str, Any]:
     """TPOT at each length, a prefix hit, concurrent streams with a shared prefix; greedy outputs of each."""
-    rng = random.Random(0)
-    prompts = {length: [rng.randrange(10, 31000) for _ in range(length)] for length in LENGTHS}
-    prefix = [rng.randrange(10, 31000) for _ in range(4096)]
-    tails = [[rng.randrange(10, 31000) for _ in range(64)] for _ in range(STREAMS)]
-    hit = [rng.randrange(10, 31000) for _ in range(PREFIX_HIT + 96)]
     result: dict[str, Any] = {"single": {}, "outputs": {}}
     for length in lengths:
-        generate(port, prompts[length], 8)
+        generate(port, prompts.single[length], 8)
         began = time.perf_counter()
-        times, ids = generate(port, prompts[length], NEW_TOKENS)
+        times, ids = generate(port, prompts.single[length], NEW_TOKENS)
         tpot = (times[-1] - times[0]) / (len(ids) - 1)
         result["single"][str(length)] = {"ttft_ms": 1e3 * (times[0] - began), "tpot_ms": 1e3 * tpot}
         result["outputs"][str(length)] = ids
-    generate(port, hit[:PREFIX_HIT], 4)
-    result["outputs"]["prefix-hit"] = generate(port, hit, 32)[1]
+    generate(port, prompts.hit[:PREFIX_HIT], 4)
+    result["outputs"]["prefix-hit"] = generate(port, prompts.hit, 32)[1]
     if streams:
-        generate(port, prefix, 8)
+        generate(port, prompts.prefix, 8)
         began = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(streams) as pool:
-            done = list(pool.map(lambda tail: generate(port, prefix + tail, NEW_TOKENS), tails))
+            done = list(pool.map(lambda tail: generate(port, prompts.prefix + tail, NEW_TOKENS), prompts.tails))
         elapsed = time.perf_counter() - began
         firsts = [times[0] - began for times, _ in done]
         ends = [times[-1] - began for times, _ in done]
@@ -70,6 +101,27 @@ def measure(port: int, lengths: tuple[int, ...], streams: int) -> dict[str, Any]
         for index, (_, ids) in enumerate(done):
             result["outputs"][f"stream-{index}"] = ids
     return result
+
+
+def scores(port: int, prompts: Prompts, lengths: tuple[int, ...], streams: int) -> dict[str, list[list[float]]]:
+    """Log-probabilities of the greedy tokens: random weights repeat a few tokens, but not their probabilities."""
+    found = {str(length): scored(port, prompts.single[length], SCORED_TOKENS) for length in lengths}
+    with concurrent.futures.ThreadPoolExecutor(max(streams, 1)) as pool:
+        tails = prompts.tails[:streams]
+        many = pool.map(lambda tail: scored(port, prompts.prefix + tail, SCORED_TOKENS), tails)
+        found |= {f"stream-{index}": score for index, score in enumerate(many)}
+    return found
+
+
+def apart(found: dict[str, list[list[float]]], reference: dict[str, list[list[float]]]) -> dict[str, float]:
+    """Largest difference of the log-probabilities up to the first token that differs, and over how many tokens."""
+    largest, tokens = 0.0, 0
+    for name in found.keys() & reference.keys():
+        for (mine, token), (theirs, other) in zip(found[name], reference[name], strict=False):
+            largest, tokens = max(largest, abs(mine - theirs)), tokens + 1
+            if token != other:
+                break
+    return {"largest": largest, "tokens": tokens}
 
 
 def agreement(outputs: dict[str, list[int]], reference: dict[str, list[int]]) -> dict[str, Any]:
