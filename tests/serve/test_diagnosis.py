@@ -270,6 +270,52 @@ def test_silence(name: str, phase: str) -> None:
         assert "GPUs at 100 %" in found.cause
 
 
+def spoken(rank: str, text: str) -> bytes:
+    return f"[2026-11-29 11:10:29 {rank}] {text}\n".encode()
+
+
+KILLED = b"RuntimeError: Rank 3 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), ..."
+
+
+@pytest.mark.parametrize("carrier", [b"", b"sglang-1  | "])
+@pytest.mark.parametrize("prefix", ["", "DP0 ", "PP0 "])
+def test_a_killed_rank_is_shown_by_its_own_last_lines(prefix: str, carrier: bytes) -> None:
+    """Other ranks go on talking after it, and the parent that reports it says nothing of what it did."""
+    log = b"".join(spoken(f"{prefix}TP{n}", "Init torch distributed begin.") for n in range(4))
+    log += spoken(f"{prefix}TP3", "Load weight begin. avail mem=93.81 GB")
+    log += spoken(f"{prefix}TP3", "Loading safetensors checkpoint shards: error count 0, the last of rank 3")
+    log += b"".join(spoken(f"{prefix}TP{n}", "Init torch distributed ends. elapsed=1 s") for n in range(3))
+    log = b"".join(carrier + line for line in log.splitlines(keepends=True))
+    transcript = Transcript()
+    transcript.feed(log)
+    by_table = decide(transcript, ending=Ending("sglang::scheduler", -9, f"{prefix}TP3"))
+    by_parent = of(log + carrier + KILLED + b"\n")
+    for found in (by_table, by_parent):
+        assert (found.rule, found.rank, found.phase) == ("rank-killed", f"{prefix}TP3", "weights")
+        ranks = {line.rank for line in found.lines}
+        assert f"{prefix}TP3" in ranks
+        assert ranks <= {f"{prefix}TP3", None}, found.evidence
+        assert any("the last of rank 3" in line for line in found.evidence)
+
+
+def test_a_killed_rank_without_lines_of_its_own_is_shown_by_the_log() -> None:
+    transcript = Transcript()
+    transcript.feed(spoken("TP0", "Load weight begin. avail mem=93.81 GB"))
+    found = decide(transcript, ending=Ending("sglang::scheduler_TP3", -9, "TP3"))
+    assert [line.rank for line in found.lines] == ["TP0"]
+
+
+def test_a_killed_rank_that_said_nothing_of_a_start() -> None:
+    found = of(spoken("TP0", "Load weight begin. avail mem=93.81 GB") + spoken("TP3", "hello") + KILLED + b"\n")
+    assert (found.rank, found.evidence[0]) == ("TP3", "[2026-11-29 11:10:29 TP3] hello")
+
+
+def test_of_replicas_with_the_same_number_none_is_picked() -> None:
+    log = b"".join(spoken(f"DP{n} TP3", "Load weight begin. avail mem=93.81 GB") for n in range(2))
+    found = of(log + KILLED + b"\n")
+    assert (found.rank, {line.rank for line in found.lines}) == ("TP3", {None})
+
+
 # ------------------------------------------------------------------------------------------------------------ the verb
 def test_unreadable_log(tmp_path: Path) -> None:
     with pytest.raises(MlapatchError) as raised:

@@ -134,13 +134,18 @@ class _Case:
         rank = self._rank(match)
         dead = groups.get("dead") or (re.search(r"scheduler_(\d+)", groups.get("name", "")) or [None, None])[1]
         if dead is not None:
-            rank = f"TP{dead}"
+            rank = self._named(dead)
         if match.block is not None:
             shown += [match.block.first, match.block.final]
-        phase = match.phase
-        if dead is not None and rule.ending:
+        phase, values = match.phase, self._values(match, rank, match.phase)
+        if dead is not None and rule.ending:  # what it did last is in its own lines, not in the parent's
             phase = self.log.phase(rank) if rank in self.log.states else self.log.server_phase()
-        values = derived(self._values(match, rank, phase) | groups)
+            values = self._values(match, rank, phase)
+            own = self.log.last_line(rank)
+            if own is not None:
+                shown += [line for line in (self._entered(rank), own) if line]
+                values["last_line"] = own.shown
+        values = derived(values | groups)
         compiler = values.get("compiler_error")
         shown += [line for line in around if compiler and compiler in line.text][:1]
         return Diagnosis(
@@ -181,6 +186,17 @@ class _Case:
             known,
             self._evidence(event.rank if event else None, shown),
         )
+
+    def _named(self, number: str) -> str:
+        """A scheduler's rank as in the log's prefix: `TP3`, or `DP1 TP3` where only that one can be meant."""
+        name = f"TP{number}"
+        meant = [rank for rank in self.log.ranks if name in rank.split()]
+        return meant[0] if len(meant) == 1 else name
+
+    def _entered(self, rank: str | None) -> Line | None:
+        """The line by which a rank entered its phase, where that is its phase still."""
+        state = self.log.states.get(rank)
+        return state.phase_line if state and state.phase == self.log.phase(rank) else None
 
     def _rank(self, event: Block | Match) -> str | None:
         if event.rank is not None:

@@ -27,7 +27,7 @@ def ended(log: Transcript, ending: Ending) -> Diagnosis:
     rule = next((r for r in log.book.rules if code in hints and r.id == hints[code]), None)
     how = "ended" if code is None else f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     phase = log.phase(ending.rank) if ending.rank in log.states else log.server_phase()
-    last = log.last_line()
+    last = (log.last_line(ending.rank) if ending.rank else None) or log.last_line()
     values = common_values(log, ending.rank, ending.rank, phase) | {
         "process": ending.process,
         "ending": how,

@@ -323,6 +323,8 @@ class Transcript:
         number, raw = self._last_any
         if rank is not None:
             number, raw = self._last.get(f" {rank}".encode(), (0, b""))
+            if not raw and rank in self.states:  # a carrier's prefix (docker, journald) hides a record's head
+                return next(reversed(self.states[rank].recent), None)
         lines = parse(number, raw) if raw else []
         return lines[-1] if lines else None
 
