@@ -27,7 +27,10 @@ _FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("GEMM", re.compile(r"gemm|nvjet|cutlass|cublas|matmul|splitKreduce|gemv|xmma|dot_kernel", re.I)),
     ("sampling", re.compile(r"argmax|arg_max|softmax|sampl|multinomial|top_?[kp]|sort", re.I)),
     ("quantise", re.compile(r"quant|fp8", re.I)),
-    ("copies, elementwise", re.compile(r"memcpy|memset|elementwise|copy|cat|index|fill|reduce_kernel|triton_", re.I)),
+    (
+        "copies, elementwise",
+        re.compile(r"memcpy|memset|elementwise|copy|cat|index|fill|act_and_mul|reduce_kernel|triton_", re.I),
+    ),
 )
 
 _COPY = re.compile(r"(?<!index_)elementwise_kernel.*(copy|LoadWithCast)|(direct|float8)_copy_kernel")
@@ -95,8 +98,7 @@ class Group:
 
 def short(name: str, width: int = 60) -> str:
     """A kernel name without its template and parameter lists."""
-    flat = re.sub(r"^void ", "", name)
-    plain = flat
+    plain = re.sub(r"^void ", "", name).replace("(anonymous namespace)::", "")
     while (inner := re.sub(r"<[^<>]*>", "", plain)) != plain:
         plain = inner
     plain = plain.split("(")[0].replace("at::native::", "")
