@@ -1,4 +1,4 @@
-"""`mlapatch trace` on traces that a real server wrote (H200, SGLang 0.5.15.post1), beside a count that shares no code."""
+"""`mlapatch trace` on traces of a real server (H200, SGLang 0.5.15.post1), beside a count that shares no code."""
 
 from __future__ import annotations
 
