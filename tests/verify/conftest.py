@@ -54,14 +54,14 @@ def verify(torch_python: str, package: Callable[[str], Path], tmp_path: Path) ->
         target = stock
         if patch is not None:
             target = tmp_path / f"{patch}.py"
-            target.write_text(_patched(patch, version, stock.read_bytes()))
+            target.write_text(patched_text(patch, version, stock.read_bytes()))
         job = Job(stock, target, folder, version, patch or "stock", only=scenarios, exact=exact)
-        return {r.scenario: r for r in run_job(job, python=torch_python, timeout_s=300)}
+        return {r.scenario: r for r in run_job(job, python=torch_python, timeout_s=300).results}
 
     return run
 
 
-def _patched(name: str, version: str, source: bytes) -> str:
+def patched_text(name: str, version: str, source: bytes) -> str:
     """The file as the patch of that name leaves it: a sabotaged one, or one of the catalogue."""
     patch = load_catalogue([SABOTAGED]).get(name)
     result = apply_edits(cst.parse_module(source), patch, Version(version))

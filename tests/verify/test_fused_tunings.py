@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,3 +27,17 @@ def test_every_tuning_computes_attention() -> None:
         assert errors["error"] < 3e-3, (case, errors)  # BF16 rounding of the result alone is 1.7e-3
         assert errors["lse_error"] < 1e-2, (case, errors)
         assert errors["zeros"], case
+
+
+def test_decode_allocates_the_workspace_that_a_prefill_will_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT / "bench" / "gpu"))
+    snippets = importlib.import_module("snippets")
+    module = snippets.load(snippets.FUSED_DECODE)
+    pool = torch.zeros(64, 1, 576).to(torch.float8_e4m3fn)
+    layer = SimpleNamespace(v_head_dim=512, head_dim=576, tp_q_head_num=8)
+    backend = SimpleNamespace(stock_cast_reason="", skip_prefill=False)
+    wrapper = SimpleNamespace(_kv_indices_buf=1, _kv_indptr_buf=1, _page_size=1, _use_cuda_graph=False)
+    assert module.fused_decode_pool(pool, torch.bfloat16, layer, backend, wrapper) is pool
+    (workspace,) = module.cast_workspaces.values()
+    assert (workspace.shape, workspace.dtype) == (pool.shape, torch.bfloat16)

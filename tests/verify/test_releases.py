@@ -39,6 +39,8 @@ def test_stock_equals_itself_and_float64(verify: Verify, version: str) -> None:
     skipped = {name: r.detail for name, r in judged.items() if r.result == "skip"}
     assert {n: d for n, d in skipped.items() if n not in MAY_SKIP or MAY_SKIP[n] not in d} == {}
     errors = {name: r.stock_error for name, r in judged.items() if r.stock_error is not None and name not in READS_LESS}
+    bases = {name: r.census for name, r in judged.items() if name not in READS_LESS and r.result != "skip"}
+    assert {name: basis for name, basis in bases.items() if basis != "page table"} == {}
     assert len(errors) > 25
     assert {name: e for name, e in errors.items() if e > ROUNDING} == {}
     assert found["packed-656"].failed, "stock reads the packed pool, and must be caught at it"

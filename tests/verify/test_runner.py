@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlapatch.verify import Job, ScenarioResult, run_job, scenario_names
+from mlapatch.verify import Job, Report, ScenarioResult, run_job, scenario_names
 
 FIRST, SECOND, THIRD = scenario_names()[:3]
 
@@ -19,10 +19,12 @@ out = open(sys.argv[5], "a")
 def write(entry):
     out.write(json.dumps(entry) + "\\n")
     out.flush()
+write({{"facts": {{"torch": "2.13.0"}}}})
 for name in job["only"]:
     write({{"started": name}})
     {action}
-    write({{"scenario": name, "result": "pass", "max_abs_diff": "inf", "detail": "", "seconds": 0.5}})
+    found = {{"result": "pass", "max_abs_diff": "inf", "detail": "", "seconds": 0.5, "census": "stock"}}
+    write({{"scenario": name, **found}})
 """
 
 
@@ -34,10 +36,14 @@ def fake_python(folder: Path, action: str) -> str:
     return str(path)
 
 
-def run(folder: Path, action: str, timeout_s: float = 30, workers: int = 1, **fields: object) -> list[ScenarioResult]:
+def report(folder: Path, action: str, timeout_s: float = 30, workers: int = 1, **fields: object) -> Report:
     names = (FIRST, SECOND, THIRD)
     job = Job(folder / "a.py", folder / "b.py", folder, "0.5.9", "some", only=names, **fields)  # type: ignore[arg-type]
     return run_job(job, python=fake_python(folder, action), timeout_s=timeout_s, workers=workers)
+
+
+def run(folder: Path, action: str, timeout_s: float = 30, workers: int = 1) -> list[ScenarioResult]:
+    return report(folder, action, timeout_s, workers).results
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -45,6 +51,13 @@ def test_results_come_in_order(tmp_path: Path, workers: int) -> None:
     found = run(tmp_path, "pass", workers=workers)
     assert [(r.scenario, r.result) for r in found] == [(FIRST, "pass"), (SECOND, "pass"), (THIRD, "pass")]
     assert found[0].max_abs_diff == float("inf")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_it_ran_with_comes_from_the_process(tmp_path: Path, workers: int) -> None:
+    found = report(tmp_path, f"if name == {FIRST!r}: sys.exit('crash')", workers=workers)
+    assert found.facts == {"torch": "2.13.0"}
+    assert [r.census for r in found.results] == ["", "stock", "stock"]
 
 
 def test_a_crash_costs_one_scenario(tmp_path: Path) -> None:
@@ -62,7 +75,7 @@ def test_a_time_limit_fails_what_ran_and_what_did_not(tmp_path: Path) -> None:
 
 def test_a_process_that_cannot_start_fails_everything(tmp_path: Path) -> None:
     job = Job(tmp_path / "a.py", tmp_path / "b.py", tmp_path, "0.5.9", "some")
-    found = run_job(job, python=str(tmp_path / "absent"), timeout_s=5)
+    found = run_job(job, python=str(tmp_path / "absent"), timeout_s=5).results
     assert len(found) == len(scenario_names())
     assert {r.detail for r in found} == {f"{tmp_path / 'absent'} cannot be run: No such file or directory"}
 
@@ -72,12 +85,12 @@ def test_an_interpreter_without_torch_says_so(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
     python.chmod(0o755)
     job = Job(tmp_path / "a.py", tmp_path / "b.py", tmp_path, "0.5.9", "some", only=(FIRST,))
-    (found,) = run_job(job, python=str(python), timeout_s=5)
+    (found,) = run_job(job, python=str(python), timeout_s=5).results
     assert found.failed
     assert found.detail.endswith("No module named 'torch'")
 
 
 def test_an_unknown_scenario_is_named(tmp_path: Path) -> None:
     job = Job(tmp_path / "a.py", tmp_path / "b.py", tmp_path, "0.5.9", "some", only=("decode-eagre",))
-    (found,) = run_job(job, python=sys.executable, timeout_s=5)
+    (found,) = run_job(job, python=sys.executable, timeout_s=5).results
     assert (found.scenario, found.detail) == ("decode-eagre", "there is no such scenario")

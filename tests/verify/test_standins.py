@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not importable")
 
-from mlapatch.verify.harness import batch, graph, recording, wrappers  # noqa: E402 - needs torch
+from mlapatch.verify.harness import batch, facts, graph, recording, wrappers  # noqa: E402 - needs torch
 from mlapatch.verify.harness.record import Recorder  # noqa: E402
 from mlapatch.verify.harness.scenarios import SCENARIOS, Scenario  # noqa: E402
 
@@ -184,6 +184,21 @@ def test_the_gpu_recorder_sees_what_the_stand_in_does(monkeypatch: pytest.Monkey
     (seen,), (done,) = outside.runs, inside.runs
     assert torch.equal(seen.rows, done.rows)
     assert (seen.indices, seen.kv_lens, seen.qo_indptr) == (done.indices, done.kv_lens, done.qo_indptr)
+
+
+def test_facts_of_a_gpu_are_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = types.SimpleNamespace(
+        name="NVIDIA H200", total_memory=150_000_000_000, major=9, minor=0, multi_processor_count=132
+    )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(facts, "version", lambda *names: f"the installed {names[0]}")
+    found = facts.facts("cuda", "0.7.2")
+    machine = found["machine"]
+    assert (machine["gpu"], machine["memory_bytes"], machine["capability"]) == ("NVIDIA H200", 150_000_000_000, "9.0")
+    assert (found["flashinfer"], found["flashinfer_stand_in"]) == ("the installed flashinfer-python", False)
+    assert facts.facts("cpu", "0.7.2")["flashinfer"] == "0.7.2"
+    assert "gpu" not in facts.facts("cpu", "0.7.2")["machine"]
 
 
 @pytest.mark.parametrize("scenario", [s for s in SCENARIOS if not s.cuda_only], ids=lambda s: s.name)

@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import mlapatch
 from mlapatch.assess import Assessment, assess, machine_of
 from mlapatch.catalogue import load_catalogue
 from mlapatch.engine.judgement import Judgement
 from mlapatch.engine.patch import Patch
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
+from mlapatch.install.git import head_commit
 from mlapatch.install.target import Target, find_target
+from mlapatch.install.write import sha256
 from mlapatch.outcome import Block, Outcome, Table, Text, Warn
 from mlapatch.rebase import misfit_error, stock_for, unpatched
-from mlapatch.verify.runner import Job, ScenarioResult, run_job
+from mlapatch.verify.runner import Job, Report, ScenarioResult, run_job
 
 BACKEND = "srt/layers/attention/flashinfer_mla_backend.py"
 Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
-class Verified:
-    """What the scenarios found for one patch."""
+class _Pair:
+    """Two texts of the backend, in files; `digests` are those of the patches between them, by name."""
 
     name: str
-    results: Sequence[ScenarioResult]
+    stock: Path
+    patched: Path
+    exact: bool
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the scenarios found for one patch. `files` are the sha256 of what was run, stock and patched."""
+
+    pair: _Pair
+    files: tuple[str, str]
+    report: Report
+
+    @property
+    def name(self) -> str:
+        """The patch, or those that are installed."""
+        return self.pair.name
+
+    @property
+    def results(self) -> Sequence[ScenarioResult]:
+        """One a scenario."""
+        return self.report.results
 
     @property
     def failed(self) -> list[ScenarioResult]:
@@ -41,6 +67,9 @@ class Verified:
         """For `--json`."""
         return {
             "name": self.name,
+            "digests": self.pair.digests,
+            "stock_sha256": self.files[0],
+            "patched_sha256": self.files[1],
             "result": "fail" if self.failed else "pass",
             "failed": [result.scenario for result in self.failed],
             "scenarios": [
@@ -50,6 +79,7 @@ class Verified:
                     "max_abs_diff": r.max_abs_diff,
                     "detail": r.detail,
                     "seconds": round(r.seconds, 3),
+                    "census": r.census or None,
                 }
                 for r in self.results
             ],
@@ -80,18 +110,14 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="mlapatch-verify-") as folder:
         pairs = [_installed(found, Path(folder))] if installed else [_pair(found, p, Path(folder)) for p in chosen]
         verified = [
-            Verified(pair.name, run_job(_job(pair, target, device, scenarios), python=interpreter, timeout_s=timeout_s))
+            Verified(
+                pair,
+                (sha256(pair.stock.read_bytes()), sha256(pair.patched.read_bytes())),
+                run_job(_job(pair, target, device, scenarios), python=interpreter, timeout_s=timeout_s),
+            )
             for pair in pairs
         ]
     return _outcome(verified, target, device)
-
-
-@dataclass(frozen=True)
-class _Pair:
-    name: str
-    stock: Path
-    patched: Path
-    exact: bool
 
 
 def _pair(found: Assessment, patch: Patch, folder: Path) -> _Pair:
@@ -110,7 +136,7 @@ def _pair(found: Assessment, patch: Patch, folder: Path) -> _Pair:
     outcome = apply(base, patch, found.target.version)
     if isinstance(outcome, Judgement):
         raise misfit_error(outcome)
-    return _written(patch.name, base, outcome.source, folder, exact=patch.arithmetic == "stock")
+    return _written(patch.name, base, outcome.source, folder, [patch])
 
 
 def _installed(found: Assessment, folder: Path) -> _Pair:
@@ -128,15 +154,16 @@ def _installed(found: Assessment, folder: Path) -> _Pair:
             next="mlapatch apply active-cast",
         )
     names = ", ".join(clean.patches) or "installed file"
-    exact = all(patch.arithmetic == "stock" for patch in clean.patches.values())
-    return _written(names, clean.base, file.data, folder, exact=exact)
+    return _written(names, clean.base, file.data, folder, clean.patches.values())
 
 
-def _written(name: str, stock: bytes, patched: bytes, folder: Path, *, exact: bool) -> _Pair:
+def _written(name: str, stock: bytes, patched: bytes, folder: Path, patches: Collection[Patch]) -> _Pair:
+    digests = {patch.name: patch.digest for patch in patches}
+    exact = all(patch.arithmetic == "stock" for patch in patches)
     place = Path(tempfile.mkdtemp(dir=folder))
     (place / "stock.py").write_bytes(stock)
     (place / "patched.py").write_bytes(patched)
-    return _Pair(name, place / "stock.py", place / "patched.py", exact)
+    return _Pair(name, place / "stock.py", place / "patched.py", exact, digests)
 
 
 def _job(pair: _Pair, target: Target, device: Device, scenarios: Sequence[str]) -> Job:
@@ -209,9 +236,25 @@ def _outcome(verified: Sequence[Verified], target: Target, device: Device) -> Ou
     data: dict[str, object] = {
         "sglang": str(target.version),
         "device": device,
+        "mlapatch": {"version": mlapatch.__version__, "commit": _commit()},
+        "ran_with": _facts(verified),
         "patches": [one.as_dict() for one in verified],
     }
     return Outcome(Exit.FOUND if failed else Exit.OK, data, blocks)
+
+
+def _facts(verified: Sequence[Verified]) -> dict[str, Any] | None:
+    """What the harness says of its own process: one interpreter and one machine ran everything."""
+    return next((one.report.facts for one in verified if one.report.facts), None)
+
+
+def _commit() -> str | None:
+    """`MLAPATCH_COMMIT`, else what is checked out where mlapatch runs from its own checkout; else None."""
+    root = Path(mlapatch.__file__).resolve().parents[2]
+    given = os.environ.get("MLAPATCH_COMMIT")
+    if given or not (root / ".git").exists() or not (root / "src" / "mlapatch").is_dir():
+        return given or None
+    return head_commit(root) or None
 
 
 def _verdict(one: Verified) -> str:

@@ -63,7 +63,8 @@ class ScenarioResult:
     `stock`: the patch says that it keeps stock behaviour there, and outputs agree. `refused`: it refuses what it must,
     or may, refuse. `max_abs_diff` is the largest difference between the outputs (inf where one has a NaN, None where
     nothing was compared), `stock_error` the largest relative error of stock's own against float64. `detail` is one
-    line; `trace` is the traceback of the code under test, where it raised.
+    line; `trace` is the traceback of the code under test, where it raised. `census`: what the slots read, as counted
+    from outputs, were held against: the page table, stock where that reads other slots, '' where none was taken.
     """
 
     scenario: str
@@ -73,6 +74,7 @@ class ScenarioResult:
     seconds: float
     stock_error: float | None = None
     trace: str = field(default="", repr=False)
+    census: Literal["", "page table", "stock"] = ""
 
     @property
     def failed(self) -> bool:
@@ -80,13 +82,22 @@ class ScenarioResult:
         return self.result == "fail"
 
 
+@dataclass(frozen=True)
+class Report:
+    """Every scenario's result, in order, and `facts`: what the processes said that they ran with, see
+    `harness/facts.py`; empty if none got so far."""
+
+    results: list[ScenarioResult]
+    facts: dict[str, Any]
+
+
 def scenario_names() -> tuple[str, ...]:
     """Every scenario, in order."""
     return tuple(scenario.name for scenario in SCENARIOS)
 
 
-def run_job(job: Job, *, python: str, timeout_s: float, workers: int | None = None) -> list[ScenarioResult]:
-    """Every scenario's result, in order. A crash or a timeout is a failing result of the scenario that was running."""
+def run_job(job: Job, *, python: str, timeout_s: float, workers: int | None = None) -> Report:
+    """Runs the scenarios. A crash or a timeout is a failing result of the scenario that was running."""
     names = scenario_names()
     unknown = [name for name in job.only if name not in names]
     chosen = [name for name in names if not job.only or name in job.only]
@@ -95,22 +106,25 @@ def run_job(job: Job, *, python: str, timeout_s: float, workers: int | None = No
     shares = [chosen[i::count] for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
         parts = list(pool.map(lambda share: _run_share(job, share, python, deadline), shares))
-    found = {result.scenario: result for part in parts for result in part}
+    found = {result.scenario: result for part in parts for result in part.results}
     missing = [_failure(name, "there is no such scenario") for name in unknown]
-    return [*missing, *(found[name] for name in chosen if name in found)]
+    facts = next((part.facts for part in parts if part.facts), {})
+    return Report([*missing, *(found[name] for name in chosen if name in found)], facts)
 
 
 def _failure(scenario: str, detail: str, trace: str = "") -> ScenarioResult:
     return ScenarioResult(scenario, "fail", None, detail, 0.0, trace=trace)
 
 
-def _run_share(job: Job, names: Sequence[str], python: str, deadline: float) -> list[ScenarioResult]:
+def _run_share(job: Job, names: Sequence[str], python: str, deadline: float) -> Report:
     """One process after another until each scenario has a result: a crash costs the scenario that it happened in."""
     found: list[ScenarioResult] = []
+    facts: dict[str, Any] = {}
     pending = list(names)
     while pending and time.monotonic() < deadline:
         once = _run_once(job, pending, python, deadline - time.monotonic())
         found.extend(once.results)
+        facts = facts or once.facts
         done = {result.scenario for result in once.results}
         pending = [name for name in pending if name not in done]
         if not pending:
@@ -122,14 +136,15 @@ def _run_share(job: Job, names: Sequence[str], python: str, deadline: float) -> 
             found.extend(_failure(name, once.trouble) for name in pending)
             pending = []
     found.extend(_failure(name, "did not run: the time limit was reached") for name in pending)
-    return found
+    return Report(found, facts)
 
 
 @dataclass(frozen=True)
 class _Once:
-    """What one process left: results, the scenario it was in when it ended, and what went wrong."""
+    """What one process left: results, what it ran with, the scenario it was in when it ended, and what went wrong."""
 
     results: list[ScenarioResult]
+    facts: dict[str, Any]
     running: str
     trouble: str
     errors: str
@@ -142,8 +157,8 @@ def _run_once(job: Job, names: Sequence[str], python: str, timeout_s: float) -> 
         job_file.write_text(json.dumps(_content(job, names)), encoding="utf-8")
         command = [python, "-c", _PROGRAM, str(HARNESS), str(job_file), str(results)]
         trouble, errors = _spawn(command, _environment(job), timeout_s)
-        found, running = _read(results)
-        return _Once(found, running, trouble, errors)
+        found, facts, running = _read(results)
+        return _Once(found, facts, running, trouble, errors)
 
 
 def _content(job: Job, names: Sequence[str]) -> dict[str, object]:
@@ -189,18 +204,22 @@ def _spawn(command: Sequence[str], environment: dict[str, str], timeout_s: float
     return f"the process ended with exit code {done.returncode}: {last}", done.stderr
 
 
-def _read(path: Path) -> tuple[list[ScenarioResult], str]:
+def _read(path: Path) -> tuple[list[ScenarioResult], dict[str, Any], str]:
     found: list[ScenarioResult] = []
+    facts: dict[str, Any] = {}
     running = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             entry = json.loads(line)
         except ValueError:  # cut off by a crash
             continue
+        if "facts" in entry:
+            facts = entry["facts"]
+            continue
         running = entry.get("started", "")
         if not running:
             found.append(_result(entry))
-    return found, running
+    return found, facts, running
 
 
 def _result(entry: dict[str, Any]) -> ScenarioResult:
@@ -216,4 +235,5 @@ def _result(entry: dict[str, Any]) -> ScenarioResult:
         entry["seconds"],
         number("stock_error"),
         entry.get("trace", ""),
+        entry.get("census", ""),
     )

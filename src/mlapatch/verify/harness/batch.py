@@ -95,6 +95,18 @@ class Plan:
     lens: tuple[int, ...]
     """Tokens in the pool after the step."""
 
+    def seen(self, forward: int) -> list[tuple[int, int, int]]:
+        """For each token of a forward: its request, the row of that in the table, and how many tokens it sees."""
+        rows, prefix = self.rows.tolist(), self.step.prefix
+        if self.step.mode == "draft":
+            return [(r, row, before + forward + 1) for r, (row, before) in enumerate(zip(rows, prefix, strict=True))]
+        added = self.step.added()
+        return [
+            (r, row, before + n + 1)
+            for r, (row, before) in enumerate(zip(rows, prefix, strict=True))
+            for n in range(added[r])
+        ]
+
 
 def generator(seed: int, scenario: str, step: int) -> torch.Generator:
     """The same numbers for both sides, whatever else ran before."""

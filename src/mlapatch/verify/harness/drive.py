@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import batch, indices, poison, recording, replay, specs, standins
+from . import batch, census, indices, poison, recording, replay, specs, standins
 from .batch import DRAFT_STEPS, HEADS, ForwardBatch, Inputs, Layer, Plan
 from .pool import HEAD_DIM, LORA_RANK, PACKED_DIM, ROPE_DIM, KVPool, RequestTable
 from .reads import PoolReads
@@ -41,6 +42,8 @@ class Taken:
     allowed: set[int]
     crowded: bool
     """Whether the requests have more tokens than the pool has slots: then reading the whole pool is the cheaper way."""
+    census: list[torch.Tensor]
+    """The outputs of the same step over coded slots, see `census`; none where it was not due."""
 
 
 class Messages(logging.Handler):
@@ -83,6 +86,8 @@ class Side:
             self.pool.fill_bytes(batch.generator(seed, scenario.name, -2))
         self.reads = PoolReads(self.pool.kv_buffer) if device == "cpu" else None
         self.graphs: dict[tuple[str, int], replay.Captured] = {}
+        self.again: Callable[[], list[torch.Tensor]] = list
+        """The forwards of the last step once more, with the inputs of a census."""
         self.stock_names: dict[str, set[str]] | None = None
         self.runner = self._runner(page)
         self.layers = [Layer(i, device=device) for i in range(scenario.layers)]
@@ -172,7 +177,17 @@ class Side:
         after = DRAFT_STEPS if plan.step.mode == "draft" else 0
         crowded = sum(n + after for n in plan.lens) > self.pool.slots
         copies = [o.clone() for o in outputs]
-        return Taken(index, copies, tokens, plans, runs, reads, self._allowed(plan, after), crowded)
+        coded = self._census(plan) if census.due(self.scenario, index, plan, self.device) else []
+        return Taken(index, copies, tokens, plans, runs, reads, self._allowed(plan, after), crowded, coded)
+
+    def _census(self, plan: Plan) -> list[torch.Tensor]:
+        """The step once more, as it was planned, over coded slots."""
+        census.fill(self.pool, plan)
+        outputs = [o.clone() for o in self.again()]
+        self.recorder.take()
+        if self.reads:
+            self.reads.take()
+        return outputs
 
     def _fill(self, plan: Plan) -> None:
         if self.scenario.cache != "packed":
@@ -193,6 +208,7 @@ class Side:
             return []
         if step.pad_after_plan:
             self._pad_after_plan(fb, plan)
+        self.again = lambda: self.forward(fb, census.inputs(plan.inputs, fb.out_cache_loc), poisoned=True)
         return self.forward(fb, plan.inputs, poisoned=True)
 
     def _attends_when_idle(self) -> bool:

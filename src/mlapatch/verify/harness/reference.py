@@ -21,7 +21,7 @@ def expected(plan: Plan, slots: torch.Tensor, size: int, cache: torch.dtype) -> 
             count = len(plan.step.prefix) * (1 if draft else 0) or sum(plan.step.added())
             keys = one.key()[:count, 0].cpu().to(cache).double()
             stores[layer][(plan.out_loc[i] if draft else plan.out_loc).cpu()[:count]] = keys
-            outputs.append(_attend(plan, one, stores[layer], slots, i + 1 if draft else None))
+            outputs.append(_attend(plan, i, one, stores[layer], slots))
     return outputs
 
 
@@ -32,17 +32,13 @@ def _store(plan: Plan, layer: int, size: int, cache: torch.dtype) -> torch.Tenso
     return store
 
 
-def _attend(plan: Plan, one: Inputs, store: torch.Tensor, slots: torch.Tensor, drafted: int | None) -> torch.Tensor:
+def _attend(plan: Plan, forward: int, one: Inputs, store: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     query = one.query().cpu().double()
-    added = plan.step.added() if drafted is None else (1,) * len(plan.step.prefix)
-    rows, t = [], 0
-    for row, before, new in zip(plan.rows.tolist(), plan.step.prefix, added, strict=True):
-        for n in range(new):
-            visible = before + (n + 1 if drafted is None else drafted)
-            keys = store[slots[row, :visible].long()]
-            weights = torch.softmax(query[t] @ keys.T * Layer(0).scaling, dim=-1)
-            rows.append((weights @ keys[:, : one.q.shape[-1]]).flatten())
-            t += 1
+    rows = []
+    for t, (_, row, visible) in enumerate(plan.seen(forward)):
+        keys = store[slots[row, :visible].long()]
+        weights = torch.softmax(query[t] @ keys.T * Layer(0).scaling, dim=-1)
+        rows.append((weights @ keys[:, : one.q.shape[-1]]).flatten())
     return torch.stack(rows) if rows else torch.zeros((0, one.q.shape[1] * one.q.shape[2]), dtype=torch.float64)
 
 

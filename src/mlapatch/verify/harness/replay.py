@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import census
 from .batch import DRAFT_STEPS, HEADS, ForwardBatch, Inputs, Plan
 from .graph import new_graph
 from .pool import HEAD_DIM, LORA_RANK, ROPE_DIM
@@ -104,19 +105,25 @@ def replay(side: Side, plan: Plan) -> list[torch.Tensor]:
     fb.req_pool_indices.zero_()[:count] = plan.rows
     fb.out_cache_loc.zero_()[..., : plan.out_loc.shape[-1]] = plan.out_loc
     fb.positions.fill_(fill)[: plan.positions.numel()] = plan.positions
-    for static, given in zip(captured.inputs, plan.inputs, strict=True):
-        for into, one in zip(static, given, strict=True):
-            for a, b in zip(into.tensors(), one.tensors(), strict=True):
-                a.zero_()[: b.shape[0]] = b
     added = torch.tensor([*plan.step.added(), *[1] * (bs - count)], dtype=torch.int32, device=side.device)
     spec = side.spec(mode, added)
     view = side.batch(
         mode, bs, fb.req_pool_indices, fb.seq_lens, host_lens(mode, host), fb.out_cache_loc, fb.positions, spec
     )
     _replay_metadata(side, view, bs)
+    side.again = lambda: _run(side, captured, census.inputs(captured.inputs, fb.out_cache_loc))
+    return _run(side, captured, plan.inputs)
+
+
+def _run(side: Side, captured: Captured, inputs: list[list[Inputs]]) -> list[torch.Tensor]:
+    for static, given in zip(captured.inputs, inputs, strict=True):
+        for into, one in zip(static, given, strict=True):
+            for a, b in zip(into.tensors(), one.tensors(), strict=True):
+                a.zero_()[: b.shape[0]] = b
     side.poison()
     PoolReads.active = side.reads
     captured.graph.replay()
+    PoolReads.active = None
     return captured.outputs
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import batch, compare, device, graph, reads, reference, standins, wrappers
+from . import batch, census, compare, device, facts, graph, interpreter, reads, reference, standins, wrappers
 from .drive import Side, Skip, Taken
 from .needs import missing
 from .record import Recorder
@@ -65,6 +65,7 @@ def main(job_file: str, results_file: str) -> None:
     """Runs the job and writes results as they come, so that a crash leaves what was done and the name of what was
     not."""
     job = read_job(Path(job_file))
+    ran_with = facts.facts(job.device, job.flashinfer)
     prepare(job)
     with Path(results_file).open("a", encoding="utf-8") as out:
 
@@ -72,6 +73,7 @@ def main(job_file: str, results_file: str) -> None:
             out.write(json.dumps(entry) + "\n")
             out.flush()
 
+        write({"facts": ran_with})
         for scenario in SCENARIOS:
             if not job.only or scenario.name in job.only:
                 write({"started": scenario.name})
@@ -89,6 +91,7 @@ def prepare(job: Job) -> None:
     if job.device == "cpu":
         graph.log_triton_launches()
         reads.trace_interpreter()
+        interpreter.prepare_once_a_launch()
 
 
 def judge(job: Job, scenario: Scenario) -> dict[str, Any]:
@@ -146,6 +149,7 @@ def _compare(
 ) -> dict[str, Any]:
     largest, stock_error = 0.0, 0.0
     plain = scenario.cache == "bf16"
+    held: set[str] = set()
     for i, (want, got) in enumerate(zip(stock, patched, strict=True)):
         expected = None
         if scenario.flags.get("dcp_size", 1) == 1 and scenario.steps[i].mode != "idle":
@@ -155,10 +159,24 @@ def _compare(
         rules = compare.Rules(job.exact or plain, plain, job.device, expected)
         most, wrong = compare.step(want, got, rules)
         largest = max(largest, most)
-        if wrong is not None:
-            return _result("fail", wrong.detail, largest, stock_error)
+        basis, counts = _census(scenario, i, stock_side, want, got, job.seed)
+        held.add(basis)
+        if wrong is not None or counts:
+            detail = wrong.detail if wrong else f"step {i + 1}: {counts}"
+            return _result("fail", detail, largest, stock_error, census=basis)
     said = [line for line in patched_side.messages.lines if KEEPS_STOCK.search(line)]
-    return _result("stock" if said else "pass", said[0] if said else "", largest, stock_error)
+    basis = next((one for one in ("stock", "page table") if one in held), "")
+    return _result("stock" if said else "pass", said[0] if said else "", largest, stock_error, census=basis)
+
+
+def _census(
+    scenario: Scenario, step: int, side: Side, stock: Taken, patched: Taken, seed: int
+) -> tuple[census.Basis, str]:
+    if not stock.census:
+        return "", ""
+    plan = batch.make(scenario, step, side.slots, seed, "cpu")
+    table = census.by_table(plan, side.slots, int(scenario.flags.get("dcp_size", 1)))
+    return census.judge(stock.census, patched.census, table)
 
 
 def _refusal(job: Job, scenario: Scenario) -> dict[str, Any]:
@@ -178,9 +196,14 @@ def _refusal(job: Job, scenario: Scenario) -> dict[str, Any]:
 
 
 def _result(
-    result: str, detail: str, largest: float | None = None, stock_error: float | None = None, trace: str = ""
+    result: str,
+    detail: str,
+    largest: float | None = None,
+    stock_error: float | None = None,
+    trace: str = "",
+    census: str = "",
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"result": result, "detail": " ".join(detail.split())}
+    found: dict[str, Any] = {"result": result, "detail": " ".join(detail.split()), "census": census}
     for name, value in (("max_abs_diff", largest), ("stock_error", stock_error)):
         found[name] = "inf" if value == float("inf") else value  # JSON has no infinity
     return {**found, "trace": trace} if trace else found
