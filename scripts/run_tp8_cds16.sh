@@ -80,11 +80,17 @@ forced = {"flashmla": 64, "trtllm_mla": 64, "cutlass_mla": 128}
 page = int(asked) if asked else forced.get(attention, 1)
 try:
     config = json.loads((pathlib.Path(model) / "config.json").read_text())
+    if not isinstance(config, dict):
+        raise ValueError(f"an object is needed, found {type(config).__name__}")
+except ValueError as error:
+    sys.exit(f"run_tp8_cds16.sh: {model}/config.json is no JSON: {error}")
 except OSError:
     print(f"run_tp8_cds16.sh: no {model}/config.json here; taking it for a DSA model (pages of 64)", file=sys.stderr)
     config = {"index_topk": 1}
-if config.get("text_config", config).get("index_topk") is not None:
-    page = 64 * (config.get("text_config", config).get("index_kpool") or 1)
+inner = config.get("text_config")
+text = inner if isinstance(inner, dict) else config
+if text.get("index_topk") is not None:
+    page = 64 * (text.get("index_kpool") or 1)
 
 spelling = "none"
 spec = importlib.util.find_spec("sglang")

@@ -180,6 +180,15 @@ def test_a_page_size_without_a_number_is_a_usage_error(
     assert done.stderr.splitlines() == [message]
 
 
+@pytest.mark.parametrize("config", ["{", "[]", "\ud800"])
+def test_a_config_that_is_no_json_is_said_in_one_line(tmp_path: Path, model: Path, config: str) -> None:
+    (model / "config.json").write_text(config, errors="surrogatepass")
+    command, done = run(package(tmp_path, "nsa_prefill_backend"), model=model)
+    assert (done.returncode, command) == (5, [])
+    assert f"{model}/config.json is no JSON: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
