@@ -6,6 +6,7 @@ import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,16 @@ def trace_check() -> ModuleType:
     return module
 
 
+def only_rank(path: Path) -> dict[str, Any]:
+    """What `mlapatch trace --json` says of a trace of one rank."""
+    data: dict[str, Any] = trace(files=[path]).data
+    (rank,) = data["ranks"]
+    return dict(rank)
+
+
 def test_the_cast_of_a_real_stock_trace_is_what_the_events_say() -> None:
     path = RESULTS / "h200_trace_stock.trace.json.gz"
-    (rank,) = trace(files=[path]).data["ranks"]
+    rank = only_rank(path)
     events = trace_check().counted(path)
     assert rank["steps"] == events["steps"] == 7
     assert rank["cast"]["layers"] == 78
@@ -43,7 +51,7 @@ def test_the_cast_of_a_real_stock_trace_is_what_the_events_say() -> None:
 @pytest.mark.parametrize("name", ["active-cast", "fused-decode"])
 def test_a_real_patched_trace_has_no_cast(name: str) -> None:
     path = RESULTS / f"h200_trace_{name}.trace.json.gz"
-    (rank,) = trace(files=[path]).data["ranks"]
+    rank = only_rank(path)
     events = trace_check().counted(path)
     assert rank["cast"] is None
     assert events["long_copies_per_step"] == [0]
