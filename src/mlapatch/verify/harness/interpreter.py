@@ -1,4 +1,4 @@
-"""Triton's interpreter, a third faster."""
+"""Triton's interpreter without the work that it repeats."""
 
 from __future__ import annotations
 
