@@ -49,7 +49,8 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
         f"{'; '.join(where)}. Repeat them with `python3 bench/gpu/compare.py` as "
         "[bench/gpu/README.md](bench/gpu/README.md) says. The streams' figure covers the whole window with its "
         "prefill. The weights are random and tiny, so that outputs are equal proves little (a patch that leaves "
-        "out the newest token passes as well: variant off-by-one of the run); `mlapatch verify` is the proof. Several servers were on the GPU; all but the measured one stood still."
+        "out the newest token passes as well: variant off-by-one of the run); `mlapatch verify` is the proof. "
+        "Several servers were on the GPU; all but the measured one stood still."
     )
     return "\n".join([*lines, "", about])
 

@@ -327,7 +327,13 @@ def test_garbage(bench: Bench, answer: str, words: str) -> None:
     outcome = bench.launch("--answer", answer)
     assert outcome.exit is Exit.SERVER
     assert words in diagnosis(outcome)["cause"]
+    assert "--attention-backend triton" in diagnosis(outcome)["advice"]
     assert bench.left_behind() == []
+
+
+def test_garbage_of_the_triton_backend_is_not_sent_to_the_triton_backend(bench: Bench) -> None:
+    outcome = bench.launch("--answer", "repeats", "--attention-backend", "triton")
+    assert diagnosis(outcome)["advice"] == "compare with stock: mlapatch revert"
 
 
 def test_garbage_without_a_tokenizer_and_with_dummy_weights(bench: Bench) -> None:

@@ -324,7 +324,10 @@ class _Run:
             shown["advice"] = found.advice
             blocks.append(Pairs([("likely", found.cause), ("advice", found.advice)]))
         else:
-            shown["advice"] = "compare with the stock backend: mlapatch revert, or --attention-backend triton"
+            other = self.plan.options.text("attention-backend", "") != "triton"
+            shown["advice"] = "compare with stock: mlapatch revert" + (
+                ", or --attention-backend triton" if other else ""
+            )
             blocks.append(Pairs([("advice", str(shown["advice"]))]))
         self.stop(FAILED, shown)
         blocks.append(Pairs([("log", self.record.log)]))
