@@ -669,8 +669,6 @@ def fused_decode_pool(pool, dtype, layer, backend, wrapper):
     if not stock_cast_needed(backend, wrapper, pool, layer):
         reason = fused_unfit(pool, dtype, layer, backend, wrapper)
         if not reason:
-            # A prefill with a prefix casts into it: allocated at the start, not when a request first needs it.
-            cast_workspace(pool, dtype)
             return pool
         if reason not in _fused_unfits_logged:
             _fused_unfits_logged.add(reason)
