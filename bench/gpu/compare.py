@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -252,23 +253,24 @@ def commit() -> str:
     return os.environ.get("MLAPATCH_COMMIT") or done.stdout.strip() or "unknown"
 
 
-def run(names: list[str], out: Path, kept: dict[str, Any], wait: float, during: dict[str, list[str]]) -> None:
+def run(names: list[str], out: Path, kept: dict[str, Any], args: argparse.Namespace) -> None:
     """Patch and start a group, then measure its servers one at a time."""
-    servers, statuses = {}, {}
-    for index, name in enumerate(names):
-        variant, site = VARIANTS[name], own_copy(name)
-        where = ["--patches", str(variant.patches)] if variant.patches else []
-        mlapatch(site, "revert", *where)
-        if variant.patch:
-            mlapatch(site, "apply", variant.patch, "--force", *where)
-        statuses[name] = mlapatch(site, "status", *where)
-        servers[name] = start(name, variant, site, out, FIRST_PORT + PORT_STEP * index)
+    servers: dict[str, Server] = {}
+    statuses = {}
     try:
-        wait_for(list(servers.values()), wait)
+        for index, name in enumerate(names):
+            variant, site = VARIANTS[name], own_copy(name)
+            where = ["--patches", str(variant.patches)] if variant.patches else []
+            mlapatch(site, "revert", *where)
+            if variant.patch:
+                mlapatch(site, "apply", variant.patch, "--force", *where)
+            statuses[name] = mlapatch(site, "status", *where)
+            servers[name] = start(name, variant, site, out, FIRST_PORT + PORT_STEP * index)
+        wait_for(list(servers.values()), args.wait)
         time.sleep(3)  # the last warm-up request is over: from here on one server works at a time
         for name, server in servers.items():
             with only(server, servers.values()):
-                kept["variants"][name] = result(name, server, statuses[name], kept, during.get(name, []))
+                kept["variants"][name] = result(name, server, statuses[name], kept, args)
             (out / "compare.json").write_text(json.dumps(kept, indent=1))
             report(name, kept["variants"][name])
             if not server.ready or "error" in kept["variants"][name]:
@@ -279,22 +281,23 @@ def run(names: list[str], out: Path, kept: dict[str, Any], wait: float, during: 
 
 
 def result(
-    name: str, server: Server, status: dict[str, Any], kept: dict[str, Any], during: list[str]
+    name: str, server: Server, status: dict[str, Any], kept: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, Any]:
     """What one server did."""
     variant = VARIANTS[name]
     entry: dict[str, Any] = {"ready": server.ready, "start_s": server.seconds, "args": list(variant.args)}
+    entry["commit"] = kept["commit"]
     if server.ready:
         try:
             load = (server.port, Prompts.seeded(), variant.lengths, variant.streams)
-            if "untimed" not in kept:
+            if not args.untimed:
                 entry.update(timed(*load))
             entry["scores"] = scores(*load)
             # The same server again: how far apart equal computations are.
             entry["apart_from_itself"] = apart(scores(*load), entry["scores"])
-        except (OSError, ValueError, LookupError) as error:
+        except (OSError, ValueError, LookupError, ArithmeticError, TypeError, http.client.HTTPException) as error:
             entry["error"] = f"{type(error).__name__}: {error}"
-        for command in during:
+        for command in (item.partition("=")[2] for item in args.during if item.partition("=")[0] == name):
             ready = command.replace("PORT", str(server.port))
             site = Path(f"/tmp/site-{name}")
             done = subprocess.run(ready, shell=True, env=environment(site, flashinfer=variant.flashinfer), check=False)
@@ -311,7 +314,7 @@ def result(
     reference = kept["variants"].get(variant.compare_with, {})
     if "outputs" in reference and "outputs" in entry:
         entry["agreement"] = agreement(entry["outputs"], reference["outputs"])
-    if "scores" in reference and "scores" in entry:
+    if "scores" in reference and "scores" in entry and reference["scores"].keys() == entry["scores"].keys():
         entry["apart"] = apart(entry["scores"], reference["scores"])
     return entry
 
@@ -340,17 +343,17 @@ def main() -> None:
     )
     parser.add_argument("--untimed", action="store_true", help="only the log-probabilities of greedy tokens")
     args = parser.parse_args()
+    unknown = {name for group in args.groups for name in group.split(",")} - VARIANTS.keys()
+    if unknown:
+        parser.error(f"no variant {', '.join(sorted(unknown))}")
+    for number in (signal.SIGTERM, signal.SIGHUP):  # what timeout sends: the servers must end too
+        signal.signal(number, lambda *_: sys.exit(1))
     args.out.mkdir(parents=True, exist_ok=True)
     source = args.resume if args.resume and args.resume.exists() else args.out / "compare.json"
     kept = json.loads(source.read_text()) if source.exists() else {"variants": {}}
     kept.update(machine=machine(), commit=commit(), date=time.strftime("%Y-%m-%d"), pool_tokens=495552, layers=78)
-    if args.untimed:
-        kept["untimed"] = True
-    during: dict[str, list[str]] = {}
-    for item in args.during:
-        during.setdefault(item.partition("=")[0], []).append(item.partition("=")[2])
     for group in args.groups:
-        run(group.split(","), args.out, kept, args.wait, during)
+        run(group.split(","), args.out, kept, args)
 
 
 if __name__ == "__main__":

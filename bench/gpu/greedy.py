@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import math
 import random
 import time
 import urllib.request
@@ -17,7 +18,7 @@ STREAMS = 16
 
 
 def generate(port: int, input_ids: list[int], new: int) -> tuple[list[float], list[int]]:
-    """One greedy streamed generation: arrival time of each chunk (s), output token ids."""
+    """One greedy streamed generation: arrival time of each chunk (s), output token ids. ValueError if not all come."""
     body = {
         "input_ids": input_ids,
         "stream": True,
@@ -34,11 +35,13 @@ def generate(port: int, input_ids: list[int], new: int) -> tuple[list[float], li
             if text.startswith("data:") and "[DONE]" not in text:
                 times.append(time.perf_counter())
                 ids = json.loads(text[5:]).get("output_ids") or ids
+    if len(ids) != new:
+        raise ValueError(f"{len(ids)} of {new} tokens came")
     return times, ids
 
 
 def scored(port: int, input_ids: list[int], new: int) -> list[list[float]]:
-    """One greedy generation: [log-probability, token id] of each output token."""
+    """One greedy generation: [log-probability, token id] of each output token. ValueError if one is not finite."""
     body = {
         "input_ids": input_ids,
         "return_logprob": True,
@@ -49,6 +52,8 @@ def scored(port: int, input_ids: list[int], new: int) -> list[list[float]]:
     )
     with urllib.request.urlopen(request, timeout=300) as response:
         tokens = json.loads(response.read())["meta_info"]["output_token_logprobs"]
+    if len(tokens) != new or not all(token[0] is not None and math.isfinite(token[0]) for token in tokens):
+        raise ValueError(f"{len(tokens)} of {new} log-probabilities came, or one is no number")
     return [[token[0], token[1]] for token in tokens]
 
 
@@ -114,9 +119,14 @@ def scores(port: int, prompts: Prompts, lengths: tuple[int, ...], streams: int) 
 
 
 def apart(found: dict[str, list[list[float]]], reference: dict[str, list[list[float]]]) -> dict[str, float]:
-    """Largest difference of the log-probabilities up to the first token that differs, and over how many tokens."""
+    """Largest difference of the log-probabilities up to the first token that differs, and over how many tokens.
+
+    LookupError if the two did not answer the same prompts.
+    """
+    if found.keys() != reference.keys():
+        raise LookupError(f"answers to {sorted(found)} and to {sorted(reference)}")
     largest, tokens = 0.0, 0
-    for name in found.keys() & reference.keys():
+    for name in found:
         for (mine, token), (theirs, other) in zip(found[name], reference[name], strict=False):
             largest, tokens = max(largest, abs(mine - theirs)), tokens + 1
             if token != other:

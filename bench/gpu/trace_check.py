@@ -37,6 +37,8 @@ def counted(path: Path) -> dict[str, Any]:
     for event in kernels:
         launches[event["args"].get("correlation", -1)].append(event)
     steps = sorted((step for step in launches.values() if len(step) > 300), key=lambda step: min(e["ts"] for e in step))
+    if len(steps) < 2:
+        raise SystemExit(f"{path}: no decode steps of CUDA graphs in it")
     starts = [min(event["ts"] for event in step) for step in steps]
     periods = [after - before for before, after in itertools.pairwise(starts)]
     copies = [[event for event in step if "copy" in event["name"] and event["dur"] > LONG_US] for step in steps]
@@ -71,12 +73,12 @@ def main() -> int:
     parser.add_argument("--name", required=True, help="of the server, for the files")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    folder = args.out / f"profile-{args.name}"
+    folder = args.out / f"profile-{args.name}-{time.strftime('%H%M%S')}"
     folder.mkdir(parents=True, exist_ok=True)
     said = profiled(args.url, folder)
     rank = said["trace"]["ranks"][0]
     cast = rank["cast"] or {"share_of_step": 0.0, "calls": 0}
-    (path,) = (path for path in folder.rglob("*.trace.json.gz") if "EXTEND" not in path.name)
+    path = Path(rank["file"])
     events = counted(path)
     difference = 100 * abs(cast["share_of_step"] - events["share_of_step"])
     kept = {

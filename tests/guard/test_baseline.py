@@ -265,4 +265,21 @@ def test_a_file_in_a_folder_that_cannot_be_looked_into(tree: Tree, tmp_path: Pat
     done = as_nobody(tree.package, "guard", "record", "--file", str(closed / NAME))
     assert done.code == 5, done
     assert "in a folder of yours" in done.err
-    assert as_nobody(tree.package, "guard", "check", "--file", str(closed / NAME)).code == 2
+    check = as_nobody(tree.package, "guard", "check", "--file", str(closed / NAME))
+    assert (check.code, "cannot be looked at" in check.err) == (4, True), check
+
+
+@ROOT_ONLY
+def test_a_baseline_that_cannot_be_looked_at_is_not_none(tree: Tree) -> None:
+    """Root recorded with umask 077, in a folder of its own; the server's user asks from another one."""
+    tree.edit_all()
+    tree.record()
+    Path(NAME).unlink()
+    open_to_all(tree.root)
+    (kept,) = tree.root.rglob(NAME)
+    state = kept.parent
+    state.chmod(0o700)
+    check = as_nobody(tree.package, "guard", "check")
+    assert check.code == 4, check
+    assert str(state / NAME) in check.err
+    assert "chmod o+rx" in check.err

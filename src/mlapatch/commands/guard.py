@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,7 +133,9 @@ def _not_kept(error: MlapatchError, target: Target, path: Path) -> str:
 
 def _refuse_to_forget(path: Path, edits: LocalEdits) -> None:
     """A new baseline must not forget, in passing, an edit that was lost since the last one."""
-    before = path if is_there(path) else find_baseline(edits.found.target)
+    # A folder that may not be looked into may not be written to either, and the write says so.
+    hidden = path.parent.exists() and not os.access(path.parent, os.X_OK)
+    before = path if not hidden and is_there(path) else find_baseline(edits.found.target)
     if before is None:
         return
     files = Comparison(load_baseline(before), edits).files()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -86,11 +87,20 @@ def find_baseline(target: Target, file: Path | None = None) -> Path | None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there, and in a folder that this user may look into."""
+    """Whether a file is there. MlapatchError (exit 4) where this user may not look: what is not seen guards nothing."""
     try:
-        return path.is_file()
-    except OSError:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        raise MlapatchError(
+            Exit.REFUSED,
+            "a baseline may be there that cannot be looked at, so nothing proves that local edits are untouched",
+            where=str(path),
+            found=f"{type(error).__name__}: {error.strerror}",
+            expected="folders that this user may look into",
+            next=f"run as its owner, or: chmod o+rx {path.parent}; chmod o+r {path.parent}/*",
+        ) from None
 
 
 def load_baseline(path: Path) -> Baseline:
