@@ -523,7 +523,7 @@ def fused_unfit_device(device):
 
 @functools.lru_cache(maxsize=None)
 def fused_tuning(device, few):
-    """The tuning for a GPU and a Triton, by the GPU's shared memory and for few or many requests."""
+    """The tuning for a GPU and a Triton, by the GPU's shared memory; few: requests, or room for two warps' registers."""
     if fused_shared_memory(device) < 160 * 1024:  # 99 KB: two blocks of 43 KB
         return FusedTuning(tile=16, warps=4, stages=3, programs=2)
     if fused_triton < (3, 5):  # spills where registers are few
@@ -580,19 +580,19 @@ def fused_attention(
         return out_lse
     device = latent.device
     interpreted = device.type != "cuda"
+    # Triton before 3.5 wants 16 columns of a product.
+    block = 8 if heads <= 8 and fused_triton >= (3, 5) else 16
+    blocks = -(-heads // block)
     if interpreted:
         tuning = tuning or FusedTuning(tile=16, warps=4, stages=1, programs=2)
         processors, capability = 2, (0, 0)
     else:
-        tuning = tuning or fused_tuning(device, num_requests < 8)
+        tuning = tuning or fused_tuning(device, num_requests < 8 or block > 8)
         properties = torch.cuda.get_device_properties(device)
         processors = properties.multi_processor_count
         capability = (properties.major, properties.minor)
     # Triton's interpreter cuts bfloat16 off where a GPU rounds.
     target = torch.empty(out.shape, device=device) if interpreted else out
-    # Triton before 3.5 wants 16 columns of a product.
-    block = 8 if heads <= 8 and fused_triton >= (3, 5) else 16
-    blocks = -(-heads // block)
     programs = max(1, processors * tuning.programs // blocks)
     part, part_lse = fused_part(device, heads, 2 * programs)
     words = query.view(torch.int32)
