@@ -523,7 +523,7 @@ def fused_unfit_device(device):
 
 @functools.lru_cache(maxsize=None)
 def fused_tuning(device, few):
-    """The tuning for a GPU and a Triton, by the GPU's shared memory; few: requests, or room for two warps' registers."""
+    """The tuning for a GPU (its shared memory) and a Triton; few: too few requests, or too many heads, for two warps."""
     if fused_shared_memory(device) < 160 * 1024:  # 99 KB: two blocks of 43 KB
         return FusedTuning(tile=16, warps=4, stages=3, programs=2)
     if fused_triton < (3, 5):  # spills where registers are few
