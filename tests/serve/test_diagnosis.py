@@ -316,6 +316,17 @@ def test_of_replicas_with_the_same_number_none_is_picked() -> None:
     assert (found.rank, {line.rank for line in found.lines}) == ("TP3", {None})
 
 
+@pytest.mark.parametrize("part", ["DP", "PP"])
+def test_a_silent_rank_is_not_taken_for_the_one_of_another_replica_or_stage(part: str) -> None:
+    """Of the second only TP3 has said nothing, so the one TP3 that has spoken is not the one that died."""
+    texts = ("Load weight begin. avail mem=93.81 GB", "Load weight end. avail mem=9 GB")
+    log = b"".join(spoken(f"{part}0 TP{n}", text) for text in texts for n in range(4))
+    log += b"".join(spoken(f"{part}1 TP{n}", "Init torch distributed begin.") for n in range(3))
+    found = of(log + KILLED + b"\n")
+    assert (found.rank, {line.rank for line in found.lines}) == ("TP3", {None})
+    assert found.phase == "distributed-init"
+
+
 # ------------------------------------------------------------------------------------------------------------ the verb
 def test_unreadable_log(tmp_path: Path) -> None:
     with pytest.raises(MlapatchError) as raised:

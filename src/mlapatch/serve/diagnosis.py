@@ -12,6 +12,8 @@ from mlapatch.serve.traceback_block import Block
 from mlapatch.serve.transcript import Match, Transcript
 from mlapatch.serve.verdicts import FAILED, Diagnosis, Ending, Silence, common_values, derived
 
+_GROUP = re.compile(r"\b(?:DP|PP)\d+")
+
 
 def diagnose(log: Transcript, *, ending: Ending | None = None, silence: Silence | None = None) -> Diagnosis:
     """Decide. `ending` and `silence` add what only a running launcher knows; a log alone needs neither."""
@@ -188,10 +190,14 @@ class _Case:
         )
 
     def _named(self, number: str) -> str:
-        """A scheduler's rank as in the log's prefix: `TP3`, or `DP1 TP3` where only that one can be meant."""
+        """A scheduler's rank as in the log's prefix: `TP3`, or `DP1 TP3` where no other replica or stage has spoken.
+
+        Where several have, the one TP3 that has spoken may be another one's than the TP3 that died without a word.
+        """
         name = f"TP{number}"
         meant = [rank for rank in self.log.ranks if name in rank.split()]
-        return meant[0] if len(meant) == 1 else name
+        groups = {tuple(_GROUP.findall(rank)) for rank in self.log.ranks}
+        return meant[0] if len(meant) == len(groups) == 1 else name
 
     def _entered(self, rank: str | None) -> Line | None:
         """The line by which a rank entered its phase, where that is its phase still."""
