@@ -47,10 +47,11 @@ HOST=${HOST:-127.0.0.1}
 PORT=${PORT:-8000}
 DSA_BACKEND=${DSA_BACKEND-trtllm}
 PYTHON=${PYTHON:-python3}
-if [[ ! "$CHUNKED_PREFILL_SIZE" =~ ^-?[0-9]+$ ]]; then
-  echo "run_tp8_cds16.sh: CHUNKED_PREFILL_SIZE is no whole number: $CHUNKED_PREFILL_SIZE" >&2
+if [[ ! "$CHUNKED_PREFILL_SIZE" =~ ^(-?)0*([0-9]{1,9})$ ]]; then
+  echo "run_tp8_cds16.sh: CHUNKED_PREFILL_SIZE needs a whole number of at most nine digits, found $CHUNKED_PREFILL_SIZE. Example: CHUNKED_PREFILL_SIZE=8192" >&2
   exit 2
 fi
+asked_chunk=$((${BASH_REMATCH[1]}10#${BASH_REMATCH[2]})) # 10#: bash reads 0100 as 64, Python and SGLang as 100
 
 asked_page_size=
 for ((at = 1; at <= $#; at++)); do
@@ -60,15 +61,17 @@ for ((at = 1; at <= $#; at++)); do
     --page-size=*) value=${!at#*=} ;;
     *) continue ;;
   esac
-  if [[ ! "$value" =~ ^[1-9][0-9]*$ ]]; then
-    echo "run_tp8_cds16.sh: --page-size needs a whole number above 0, found ${value:-no value}. Example: --page-size 64" >&2
+  if [[ ! "$value" =~ ^[1-9][0-9]{0,5}$ ]]; then
+    echo "run_tp8_cds16.sh: --page-size needs a whole number from 1 to 999999, found ${value:-no value}. Example: --page-size 64" >&2
     exit 2
   fi
   asked_page_size=$value
 done
 
-# Two facts that need Python but not SGLang's imports: "page_size flag_prefix", for instance "64 nsa".
-read -r page_size dsa_prefix < <(
+# Two facts that need Python but not SGLang's imports: "page_size flag_prefix", for instance "64 nsa". What they say of a
+# config is what mlapatch's model_config.py and model_fit.py say of it. Exit 5: it has said itself what is wrong.
+status=0
+facts=$(
   "$PYTHON" - "$MODEL_PATH" "$ATTENTION_BACKEND" "$asked_page_size" <<'PY'
 import importlib.util
 import json
@@ -77,20 +80,24 @@ import sys
 
 model, attention, asked = sys.argv[1:]
 forced = {"flashmla": 64, "trtllm_mla": 64, "cutlass_mla": 128}
-page = int(asked) if asked else forced.get(attention, 1)
+page = forced.get(attention) or int(asked or 1)
 try:
-    config = json.loads((pathlib.Path(model) / "config.json").read_text())
+    config = json.loads((pathlib.Path(model) / "config.json").read_bytes())
     if not isinstance(config, dict):
         raise ValueError(f"an object is needed, found {type(config).__name__}")
-except ValueError as error:
-    sys.exit(f"run_tp8_cds16.sh: {model}/config.json is no JSON: {error}")
+except (ValueError, RecursionError) as error:
+    found = "nested too deeply" if isinstance(error, RecursionError) else error
+    print(f"run_tp8_cds16.sh: {model}/config.json is no JSON: {found}", file=sys.stderr)
+    sys.exit(5)
 except OSError:
     print(f"run_tp8_cds16.sh: no {model}/config.json here; taking it for a DSA model (pages of 64)", file=sys.stderr)
     config = {"index_topk": 1}
 inner = config.get("text_config")
-text = inner if isinstance(inner, dict) else config
+own = isinstance(inner, dict) and ("kv_lora_rank" in inner or "kv_lora_rank" not in config)
+text = inner if own else config
 if text.get("index_topk") is not None:
-    page = 64 * (text.get("index_kpool") or 1)
+    pool = text.get("index_kpool")
+    page = 64 * (pool if type(pool) is int and 0 < pool < 1 << 24 else 1)
 
 spelling = "none"
 spec = importlib.util.find_spec("sglang")
@@ -100,18 +107,23 @@ for root in spec.submodule_search_locations if spec and spec.submodule_search_lo
     spelling = "dsa" if "dsa_prefill_backend" in text else "nsa" if "nsa_prefill_backend" in text else "none"
 print(page, spelling)
 PY
-) || true
-if [[ -z "${dsa_prefix:-}" ]]; then
-  echo "run_tp8_cds16.sh: $PYTHON could not read the model's config or find SGLang (set PYTHON to its interpreter)" >&2
+) || status=$?
+if ((status == 5)); then
   exit 5
 fi
+if ((status != 0)) || [[ ! "${facts##*$'\n'}" =~ ^([1-9][0-9]*)\ (dsa|nsa|none)$ ]]; then # a site may print before it
+  echo "run_tp8_cds16.sh: $PYTHON did not say the page size and SGLang's flags: set PYTHON to the interpreter that has SGLang" >&2
+  exit 5
+fi
+page_size=${BASH_REMATCH[1]}
+dsa_prefix=${BASH_REMATCH[2]}
 
-chunk=$CHUNKED_PREFILL_SIZE # -1 switches chunking off and stays as it is
+chunk=$asked_chunk # -1 switches chunking off and stays as it is
 if ((chunk > 0)); then
   chunk=$(((chunk + page_size - 1) / page_size * page_size))
 fi
-if ((chunk != CHUNKED_PREFILL_SIZE)); then
-  echo "run_tp8_cds16.sh: chunked prefill size $CHUNKED_PREFILL_SIZE -> $chunk: SGLang wants a multiple of its page size, $page_size here" >&2
+if ((chunk != asked_chunk)); then
+  echo "run_tp8_cds16.sh: chunked prefill size $asked_chunk -> $chunk: SGLang wants a multiple of its page size, $page_size here" >&2
 fi
 if ((chunk > 0 && chunk < 1024)); then
   echo "run_tp8_cds16.sh: prompts are prefilled $chunk tokens a pass ($((131072 / chunk)) passes for 131072); set CHUNKED_PREFILL_SIZE=8192 for long prompts" >&2

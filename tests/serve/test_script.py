@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from mlapatch.serve import model_fit
+from mlapatch.serve.preflight import Context
+from mlapatch.serve.server_options import ServerOptions
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "run_tp8_cds16.sh"
 HARNESS = Path(__file__).parent / "real_server_args.py"
@@ -125,6 +129,11 @@ def test_dsa_flags_in_the_spelling_of_the_release(
         ({}, ["--page-size=24"], {}, "24"),
         ({}, [], {"ATTENTION_BACKEND": "flashmla"}, "64"),
         ({}, [], {"ATTENTION_BACKEND": "cutlass_mla"}, "128"),
+        ({}, ["--page-size", "32"], {"ATTENTION_BACKEND": "flashmla"}, "64"),
+        ({}, ["--page-size", "999999"], {}, "999999"),
+        ({"index_topk": 2048}, [], {"CHUNKED_PREFILL_SIZE": "08"}, "64"),
+        ({"index_topk": 2048}, [], {"CHUNKED_PREFILL_SIZE": "0100"}, "128"),
+        ({"index_topk": 2048}, [], {"CHUNKED_PREFILL_SIZE": "-09"}, "-9"),
     ],
 )
 def test_chunk_is_rounded_up_to_the_page_size_that_the_server_will_use(
@@ -133,8 +142,32 @@ def test_chunk_is_rounded_up_to_the_page_size_that_the_server_will_use(
     (model / "config.json").write_text(json.dumps(config))
     command, done = run(package(tmp_path, "dsa_prefill_backend"), *args, model=model, **env)
     assert command[command.index("--chunked-prefill-size") + 1] == chunk, done.stderr
-    changed = chunk != env.get("CHUNKED_PREFILL_SIZE", "16")
+    changed = int(chunk) != int(env.get("CHUNKED_PREFILL_SIZE", "16"))
     assert (f"-> {chunk}" in done.stderr) == changed
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"text_config": {}, "kv_lora_rank": 512, "index_topk": 2048},
+        {"text_config": {}, "kv_lora_rank": 512},
+        {"text_config": {}, "index_topk": 2048},
+        {"text_config": {"index_topk": 2048}, "kv_lora_rank": 512},
+        {"text_config": {"kv_lora_rank": 512}, "kv_lora_rank": 512, "index_topk": 2048},
+        {"text_config": {"kv_lora_rank": 512, "index_topk": 2048}},
+        {"text_config": [], "index_topk": 2048},
+        *({"index_topk": 2048, "index_kpool": pool} for pool in ("2", -2, 1.5, 0, True, None, [2], 1 << 24, 3)),
+    ],
+)
+def test_the_script_and_the_preflight_read_a_config_alike(tmp_path: Path, model: Path, config: dict[str, Any]) -> None:
+    (model / "config.json").write_text(json.dumps(config))
+    command, done = run(package(tmp_path, "dsa_prefill_backend"), model=model)
+    context = Context(ServerOptions.of(command), {})
+    chunk = context.options.number("chunked-prefill-size")
+    page = model_fit.page_size(context, config)
+    assert chunk == -(-16 // page) * page, done.stderr
+    assert {finding.state for finding in model_fit.chunk(context)} == {"ok"}
+    assert all(line.startswith("run_tp8_cds16.sh: ") for line in done.stderr.splitlines()), done.stderr
 
 
 def test_a_hub_name_is_taken_for_a_dsa_model(tmp_path: Path) -> None:
@@ -153,10 +186,18 @@ def test_usage_errors(tmp_path: Path, model: Path) -> None:
     site = package(tmp_path, "nsa_prefill_backend")
     assert run(site)[1].returncode == 2
     assert "MODEL_PATH" in run(site)[1].stderr
-    assert run(site, model=model, CHUNKED_PREFILL_SIZE="many")[1].returncode == 2
     missing = run(site, model=model, PYTHON=str(tmp_path / "no-python"))[1]
     assert missing.returncode == 5
     assert "PYTHON" in missing.stderr
+
+
+@pytest.mark.parametrize("size", ["many", "1.5", "0x10", "+16", "1000000000", "99999999999999999999", "-", "1 6"])
+def test_a_chunk_that_is_no_size_is_a_usage_error(tmp_path: Path, model: Path, size: str) -> None:
+    site = package(tmp_path, "nsa_prefill_backend")
+    command, done = run(site, model=model, CHUNKED_PREFILL_SIZE=size, MLAPATCH_DRY_RUN="")
+    assert (done.returncode, command) == (2, [])
+    wanted = "CHUNKED_PREFILL_SIZE needs a whole number of at most nine digits"
+    assert done.stderr.splitlines() == [f"run_tp8_cds16.sh: {wanted}, found {size}. Example: CHUNKED_PREFILL_SIZE=8192"]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +208,8 @@ def test_usage_errors(tmp_path: Path, model: Path) -> None:
         (["--page-size", "--log-level", "debug"], "--log-level"),
         (["--page-size=many"], "many"),
         (["--page-size", "0"], "0"),
+        (["--page-size", "1000000"], "1000000"),
+        (["--page-size", "99999999999999999999"], "99999999999999999999"),
         (["--page-size", "64", "--page-size"], "no value"),
     ],
 )
@@ -176,17 +219,27 @@ def test_a_page_size_without_a_number_is_a_usage_error(
     site = package(tmp_path, "nsa_prefill_backend")
     command, done = run(site, *args, model=model, MLAPATCH_DRY_RUN="")
     assert (done.returncode, command) == (2, [])
-    message = f"run_tp8_cds16.sh: --page-size needs a whole number above 0, found {found}. Example: --page-size 64"
-    assert done.stderr.splitlines() == [message]
+    wanted = "--page-size needs a whole number from 1 to 999999"
+    assert done.stderr.splitlines() == [f"run_tp8_cds16.sh: {wanted}, found {found}. Example: --page-size 64"]
 
 
-@pytest.mark.parametrize("config", ["{", "[]", "\ud800"])
+DEEP = '{"a":' + "[" * 200_000 + "]" * 200_000 + "}"
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "\ud800", DEEP], ids=["cut", "list", "surrogate", "deep"])
 def test_a_config_that_is_no_json_is_said_in_one_line(tmp_path: Path, model: Path, config: str) -> None:
     (model / "config.json").write_text(config, errors="surrogatepass")
-    command, done = run(package(tmp_path, "nsa_prefill_backend"), model=model)
+    command, done = run(package(tmp_path, "nsa_prefill_backend"), model=model, MLAPATCH_DRY_RUN="")
     assert (done.returncode, command) == (5, [])
-    assert f"{model}/config.json is no JSON: " in done.stderr
-    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"run_tp8_cds16.sh: {model}/config.json is no JSON: ")
+
+
+def test_what_a_site_prints_is_no_answer(tmp_path: Path, model: Path) -> None:
+    site = package(tmp_path, "nsa_prefill_backend")
+    (site / "sitecustomize.py").write_text("print('welcome to this site')\n")
+    command, done = run(site, model=model)
+    assert options(command)["--nsa-prefill-backend"] == "trtllm", done.stderr
 
 
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
