@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 import tracemalloc
@@ -16,6 +17,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.serve.diagnosis import diagnose as decide
 from mlapatch.serve.rules import fill, load
+from mlapatch.serve.run_record import RunRecord
 from mlapatch.serve.server_options import ServerOptions
 from mlapatch.serve.transcript import Transcript
 from mlapatch.serve.verdicts import Diagnosis, Ending, Silence
@@ -332,6 +334,63 @@ def test_unreadable_log(tmp_path: Path) -> None:
     with pytest.raises(MlapatchError) as raised:
         diagnose(log=str(tmp_path / "none.log"))
     assert raised.value.exit is Exit.ENVIRONMENT
+
+
+SAYS = b"attention_backend='flashinfer'"
+
+
+@pytest.mark.parametrize(
+    ("command", "facts"),
+    [
+        (["python", "-m", "sglang.launch_server", "--attention-backend", "flashinfer"], {}),
+        (["bash", "run_tp8_cds16.sh"], {"attention_backend": "flashinfer"}),
+    ],
+)
+def test_the_run_record_beside_a_log_names_the_backend_that_the_log_hides(
+    tmp_path: Path, command: list[str], facts: dict[str, str]
+) -> None:
+    """`launch` keeps what a script said it would run: the script's own command does not say it."""
+    log, said = tmp_path / "logs" / "s.log", case("28-fp8-kv-rejected")
+    log.parent.mkdir()
+    log.write_bytes(said)
+    wanted = diagnose(log=str(log)).data["advice"]
+    log.write_bytes(said.replace(SAYS, b""))
+    assert diagnose(log=str(log)).data["advice"] != wanted, "there is no record yet"
+    RunRecord("s", 1, 1.0, 1, "now", str(log), command, facts=facts).save()
+    assert diagnose(log=str(log)).data["advice"] == wanted
+    log.write_bytes(said.replace(SAYS, SAYS.replace(b"flashinfer", b"fa3")))
+    assert "under attention backend fa3" in str(diagnose(log=str(log)).data["cause"]), "the log outranks it"
+    moved = log.parent.rename(tmp_path / "moved") / log.name
+    moved.write_bytes(said.replace(SAYS, b""))
+    assert diagnose(log=str(moved)).data["advice"] == wanted
+    other = moved.rename(moved.with_suffix(".txt"))
+    assert diagnose(log=str(other)).data["advice"] != wanted, "another file than the record's log"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"command": "python"},
+        {"command": [["--attention-backend"]]},
+        {"facts": []},
+        {"facts": {"attention_backend": []}},
+        {"created": None},
+        {"more": 1},
+        None,
+    ],
+)
+def test_a_damaged_record_beside_a_log_is_no_record(tmp_path: Path, change: dict[str, Any] | None) -> None:
+    log = tmp_path / "s.log"
+    log.write_bytes(case("28-fp8-kv-rejected").replace(SAYS, b""))
+    without = diagnose(log=str(log)).data
+    record = RunRecord("s", 1, 1.0, 1, "now", str(log), ["x", "--attention-backend", "flashinfer"])
+    record.save()
+    assert diagnose(log=str(log)).data != without
+    record.path.write_text("{" if change is None else json.dumps(json.loads(record.path.read_text()) | change))
+    assert diagnose(log=str(log)).data == without
+    record.path.unlink()
+    record.path.mkdir()
+    assert diagnose(log=str(log)).data == without
 
 
 def test_json_contract() -> None:

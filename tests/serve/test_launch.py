@@ -456,6 +456,7 @@ def test_the_script_through_launch(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert "chunked prefill size 64" in checks["page size"]["text"]
     record = load_all(bench.folder / "logs")[0]
     assert (record.port, record.command[-2:]) == (bench.port, ["--tp", "2"])
+    assert record.facts == {"attention_backend": "flashinfer"}, "for `diagnose`; the command has only the script"
     stop(logs=bench.folder / "logs")
     assert bench.left_behind() == []
     with pytest.raises(MlapatchError) as raised:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -29,6 +29,7 @@ def diagnose(
 ) -> Outcome:
     """Read a log (`-` is standard input) in bounded memory and name the first failing rank's cause.
 
+    Where `launch` kept a run record beside the log, it says what the log may hide: the attention backend.
     The exit code is 0 whenever the log could be read: that a server failed is the answer, not an error. With `ranks` it
     is 1 unless every rank of the log's node has said that it runs the patched bytes of the SGLang installed here.
     """
@@ -67,9 +68,11 @@ def _rank_problem(heard: RankReport, sglang: Path | None, python: str | None, pa
 def _read(log: str) -> Transcript:
     if log == "-":
         return _transcript(sys.stdin.buffer)
+    from mlapatch.serve.run_record import known_of
+
     try:
         with Path(log).open("rb") as stream:
-            return _transcript(stream)
+            return _transcript(stream, known_of(Path(log)))
     except OSError as error:
         raise MlapatchError(
             Exit.ENVIRONMENT,
@@ -80,10 +83,10 @@ def _read(log: str) -> Transcript:
         ) from None
 
 
-def _transcript(stream: BinaryIO) -> Transcript:
+def _transcript(stream: BinaryIO, known: Mapping[str, str] | None = None) -> Transcript:
     from mlapatch.serve.transcript import Transcript
 
-    transcript = Transcript()
+    transcript = Transcript(known=known)
     while chunk := stream.read(CHUNK):
         transcript.feed(chunk)
     transcript.close()

@@ -187,9 +187,8 @@ def _first_failure(findings: Sequence[Finding]) -> str:
 def _start(plan: Plan, logs: Path, name: str) -> tuple[Tree, RunRecord, tuple[str, ...]]:
     path = log_path(logs, name, time.strftime("%Y%m%d-%H%M%S"))
     secrets = redact.secrets(plan.command, plan.environment)
-    environment = {**plan.environment, "PYTHONUNBUFFERED": "1"}
     try:
-        tree = start(plan.command, environment=environment, log=path, secrets=secrets)
+        tree = start(plan.command, environment={**plan.environment, "PYTHONUNBUFFERED": "1"}, log=path, secrets=secrets)
     except OSError as error:
         raise MlapatchError(
             Exit.ENVIRONMENT,
@@ -211,6 +210,7 @@ def _start(plan: Plan, logs: Path, name: str) -> tuple[Tree, RunRecord, tuple[st
         port=plan.options.port,
         sglang=facts.sglang if facts else "",
         patches={n: file.sha256 for file in facts.files for n in file.patches} if facts else {},
+        facts=plan.options.facts,
     )
     record.save(otherwise=tree.stop)  # `stop` and `logs` would not find it
     return tree, record, secrets

@@ -13,6 +13,7 @@ from typing import Any
 from mlapatch.disk import environment_errors, write_atomically
 from mlapatch.errors import MlapatchError
 from mlapatch.jsontext import parsed_object
+from mlapatch.serve.server_options import ServerOptions
 
 STARTING, READY, FAILED, STOPPED = "starting", "ready", "failed", "stopped"
 LOGS_ELSEWHERE = "keep them in a folder of yours: mlapatch launch --logs DIR"
@@ -36,6 +37,7 @@ class RunRecord:
     sglang: str = ""
     patches: dict[str, str] = field(default_factory=dict)
     diagnosis: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)  # ServerOptions.facts: what a script runs is not in `command`
 
     @property
     def path(self) -> Path:
@@ -88,13 +90,25 @@ def load_all(folder: Path) -> list[RunRecord]:
     return sorted(records, key=lambda record: record.created, reverse=True)
 
 
+def known_of(log: Path) -> dict[str, str]:
+    """What the record beside a log knows of its server where the log may not say it; empty without a record."""
+    try:
+        if log.suffix != ".log" or not log.with_suffix(".json").is_file():
+            return {}
+        record = _read(log.with_suffix(".json"))
+    except (OSError, ValueError, TypeError):
+        return {}
+    said = record.facts or ServerOptions.of([str(word) for word in record.command]).facts
+    return {name: value for name, value in said.items() if isinstance(value, str)}
+
+
 _FORM: dict[type | UnionType, tuple[str, ...]] = {
     str: ("name", "started", "host", "state", "sglang"),
     int: ("pid", "session"),
     float | int: ("created",),
     int | None: ("port",),
     list: ("command",),
-    dict: ("patches", "diagnosis"),
+    dict: ("patches", "diagnosis", "facts"),
 }
 
 
