@@ -65,10 +65,11 @@ def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loc
 
 
 @pytest.fixture(autouse=True)
-def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the developer's own settings reaches a test; fetched wheels are shared with the corpus."""
-    for name in ("MLAPATCH_SGLANG", "MLAPATCH_PATCHES", "NO_COLOR", "FORCE_COLOR"):
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No setting of the developer reaches a test, and no test their kept runs; fetched wheels are shared."""
+    for name in ("MLAPATCH_SGLANG", "MLAPATCH_PATCHES", "MLAPATCH_DB", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / "data"))
     monkeypatch.setenv("MLAPATCH_CACHE", str(cache_root()))
 
 

@@ -96,7 +96,7 @@ def _run(name: str, row: Row, place: Path, folders: Sequence[Path] | None) -> Ra
     from mlapatch.commands.verify import verify
 
     try:
-        outcome = verify([name], sglang=place, patches=folders)
+        outcome = verify([name], sglang=place, patches=folders, keep=False)
     except MlapatchError as error:
         if error.exit is Exit.ENVIRONMENT:  # no torch: nothing was compared
             raise

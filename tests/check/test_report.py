@@ -77,7 +77,8 @@ def test_pinned_flashinfer(lines: list[str], expected: str | None) -> None:
 def test_verify_runs_once_for_each_content(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, str]] = []
 
-    def verify(names: Sequence[str], *, sglang: Path, patches: Sequence[Path] | None) -> Outcome:
+    def verify(names: Sequence[str], *, sglang: Path, patches: Sequence[Path] | None, keep: bool) -> Outcome:
+        assert not keep, "a check is no run of verify's"
         version = next(sglang.glob("sglang-*.dist-info")).name.removesuffix(".dist-info").split("-")[1]
         ran.append((names[0], version))
         failed = ["decode"] if version == "0.5.12.post1" else []

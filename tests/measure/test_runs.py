@@ -18,6 +18,7 @@ from mlapatch.commands.runs import runs
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.measure import runs as store_module
+from mlapatch.measure.keeping import keeping
 from mlapatch.measure.metrics import Metric, changes
 from mlapatch.measure.runs import Store
 from tests.measure.sample_runs import fill
@@ -91,11 +92,14 @@ def _fail_half_way(result: dict[str, Any]) -> None:
 
 
 def test_an_exception_marks_the_run_as_failed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no"), keeping(True, tmp_path / "db", "bench", {}, "") as kept:
+        _fail_half_way(kept.result)
+    with pytest.raises(KeyboardInterrupt), keeping(True, tmp_path / "db", "bench", {}, ""):
+        raise KeyboardInterrupt
     with Store(tmp_path / "db") as store:
-        with pytest.raises(ValueError, match="no"), store.running("bench", {}) as result:
-            _fail_half_way(result)
-        assert store.all()[0].status == "failed"
-        assert store.all()[0].result == {"half": 1, "error": "ValueError: no"}
+        second, first = store.all()
+    assert (first.status, first.result) == ("failed", {"half": 1, "error": "ValueError: no"})
+    assert (second.status, second.state, second.decided) == ("interrupted", "interrupted", False)
 
 
 def test_an_older_file_is_migrated_and_a_newer_one_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

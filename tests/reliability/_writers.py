@@ -58,8 +58,8 @@ def _bench(world: World) -> None:
 
 
 def _first(world: World) -> None:
-    with Store(world.database) as store, store.running("bench", {"n": 1}, "first") as result:
-        result["value"] = 1
+    with Store(world.database) as store:
+        store.finish(store.start("bench", {"n": 1}, "first"), {"value": 1})
 
 
 def _kept(world: World) -> list[tuple[str, str]]:

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 import mlapatch.assess
-import mlapatch.commands.bench
 import mlapatch.disk
 import mlapatch.install.write
 from mlapatch.commands.runs import runs
@@ -27,6 +26,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.install.journal import Journal
 from mlapatch.install.write import Staged
+from mlapatch.measure.keeping import keeping
 from mlapatch.measure.runs import Store
 from mlapatch.serve.log_pump import pump
 from mlapatch.serve.run_record import RunRecord, load_all
@@ -214,11 +214,11 @@ def test_figures_that_cannot_be_kept_are_shown(tmp_path: Path, monkeypatch: pyte
         raise MlapatchError(Exit.ENVIRONMENT, "the file of runs cannot be used", found="disk is full")
 
     monkeypatch.setattr(Store, "finish", unusable)
-    with mlapatch.commands.bench.keeping(True, tmp_path / "runs.sqlite3", "bench", {}, "") as (result, _):
-        result |= {"metrics": [1], "notes": ["a note"]}
-    assert result["metrics"] == [1]
-    assert result["notes"] == ["a note", "not kept as a run: the file of runs cannot be used (disk is full)"]
-    assert result["kept"] is False
+    with keeping(True, tmp_path / "runs.sqlite3", "bench", {}, "") as kept:
+        kept.result |= {"metrics": [1], "notes": ["a note"]}
+    assert kept.result["metrics"] == [1]
+    assert kept.result["notes"] == ["a note", "not kept as a run: the file of runs cannot be used (disk is full)"]
+    assert kept.run is None
 
 
 def test_an_export_is_whole_and_no_device_is_replaced(tmp_path: Path) -> None:

@@ -8,19 +8,11 @@ from typing import Annotated
 import typer
 
 from mlapatch.cli import run as run_verb
-from mlapatch.cli.options import AsJson, PythonExe, SglangPath
+from mlapatch.cli.options import AsJson, Db, Keep, Label, PythonExe, SglangPath
 
 Panel = "Measure"
 
-Db = Annotated[
-    Path | None,
-    typer.Option(
-        "--db", envvar="MLAPATCH_DB", metavar="FILE", help="Where runs are kept (default: the user's data folder)."
-    ),
-]
 Top = Annotated[int, typer.Option("--top", help="Kernels to list.")]
-Keep = Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the run for compare and report.")]
-Label = Annotated[str, typer.Option("--label", metavar="NAME", help="A name for this run, for compare and report.")]
 
 
 def _estimate(

@@ -80,6 +80,14 @@ Gpu = Annotated[
 Sm = Annotated[
     int | None, typer.Option("--sm", metavar="NN", help="Stand in for a GPU by compute capability, e.g. 90, 120.")
 ]
+Db = Annotated[
+    Path | None,
+    typer.Option(
+        "--db", envvar="MLAPATCH_DB", metavar="FILE", help="Where runs are kept (default: the user's data folder)."
+    ),
+]
+Keep = Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the run for compare and report.")]
+Label = Annotated[str, typer.Option("--label", metavar="NAME", help="A name for this run, for compare and report.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Go on although the version, GPU or flashinfer is unsupported (exit 5 only).")

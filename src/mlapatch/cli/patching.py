@@ -9,8 +9,11 @@ import typer
 from mlapatch.cli import run
 from mlapatch.cli.options import (
     AsJson,
+    Db,
     Force,
     Gpu,
+    Keep,
+    Label,
     PatchesDirs,
     PythonExe,
     SglangPath,
@@ -181,6 +184,9 @@ def verify(
     sglang: SglangPath = None,
     python: PythonExe = None,
     patches: PatchesDirs = None,
+    label: Label = "",
+    keep: Keep = True,
+    db: Db = None,
     json: AsJson = False,
 ) -> None:
     """Run stock and patched code side by side and compare what they compute. This executes both.
@@ -204,6 +210,9 @@ def verify(
             sglang=sglang,
             python=python,
             patches=patches,
+            label=label,
+            keep=keep,
+            db=db,
         ),
         as_json=json,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,13 @@ from mlapatch.exits import Exit
 from mlapatch.measure import benchmark
 from mlapatch.measure import server as serving
 from mlapatch.measure.benchmark import Case, Load
+from mlapatch.measure.keeping import keeping
 from mlapatch.measure.metrics import GROUNDS
 from mlapatch.measure.progress import bar
-from mlapatch.measure.runs import Store
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 def bench(
@@ -62,13 +61,12 @@ def bench(
     server = serving.probe(url, api, key, model)
     setup = set_up(server, sglang, python) | {"load": {**load.__dict__, "api": server.api}}
     total = sum(load.repeats * load.count(n) for n in load.concurrency) * len(load.inputs)
-    with keeping(keep, db, "bench", setup, label) as (result, run):
+    with keeping(keep, db, "bench", setup, label) as kept:
         with bar("requests", total) as advance:
             cases = benchmark.measure(server, load, advance)
-        result |= _result(cases, serving.describe(server))
-    run = run if result.pop("kept", True) else None
-    data = {"run": run, "setup": setup, **result}
-    return Outcome(data=data, blocks=_blocks(setup, cases, result["notes"], run, label))
+        kept.result |= _result(cases, serving.describe(server))
+    data = {"run": kept.run, "setup": setup, **kept.result}
+    return Outcome(data=data, blocks=_blocks(setup, cases, kept.result["notes"], kept.run, label))
 
 
 def _check(load: Load, api: str) -> None:
@@ -111,29 +109,6 @@ def _patches(sglang: Path | None, python: str | None) -> dict[str, Any]:
         return {"unknown": error.what}
     applied = [entry["name"] for entry in data.get("patches") or [] if entry.get("verdict") == "applied"]
     return {"applied": applied or ["none"], "digest": data.get("digest")}
-
-
-@contextmanager
-def keeping(
-    keep: bool, db: Path | None, kind: str, setup: dict[str, Any], label: str
-) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """The result to fill and the run's number; without `keep` nothing is written."""
-    if not keep:
-        yield {}, None
-        return
-    with Store(db) as store:
-        run = store.start(kind, setup, label)
-        result: dict[str, Any] = {}
-        try:
-            yield result, run
-        except BaseException as error:
-            store.finish(run, {**result, "error": f"{type(error).__name__}: {error}"}, status="failed")
-            raise
-        try:
-            store.finish(run, result, setup=setup)
-        except MlapatchError as error:  # what was measured is shown all the same
-            result["notes"] = [*result.get("notes", ()), f"not kept as a run: {error.what} ({error.found})"]
-            result["kept"] = False
 
 
 def _result(cases: Sequence[Case], notes: list[str]) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.measure import metrics
+from mlapatch.measure import metrics, outcomes
 from mlapatch.measure.runs import Run, Store
 from mlapatch.outcome import Block, Outcome, Table, Text, Warn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -47,6 +48,8 @@ def _compare(left: Run, right: Run) -> tuple[dict[str, object], list[Block]]:
     if left.kind != right.kind:
         obstacles.append(f"a {left.kind} against a {right.kind}")
     different = differences(left, right)
+    ends = [outcomes.flat(run.result) | {"state": run.state} for run in (left, right)]
+    became = _differing(*ends)
     changed = metrics.changes(metrics.of(left.result), metrics.of(right.result))
     data: dict[str, object] = {
         "a": left.id,
@@ -55,6 +58,7 @@ def _compare(left: Run, right: Run) -> tuple[dict[str, object], list[Block]]:
         "comparable": not obstacles,
         "obstacles": obstacles,
         "setup": [{"key": key, "a": old, "b": new} for key, old, new in different],
+        "outcome": [{"key": key, "a": old, "b": new} for key, old, new in became],
         "changes": [
             {"case": c.a.case, "name": c.a.name, "unit": c.a.unit, "a": c.a.middle, "b": c.b.middle,
              "ratio": c.ratio, "verdict": c.verdict} for c in changed
@@ -66,6 +70,11 @@ def _compare(left: Run, right: Run) -> tuple[dict[str, object], list[Block]]:
         blocks.append(Table(columns, different, f"{left.kind}: what differs"))
     else:
         blocks.append(Text([f"{left.kind}: the set-ups are the same."]))
+    if became:
+        columns = ["what came out", f"A: {left.title}", f"B: {right.title}"]
+        blocks.append(Table(columns, became, f"{left.kind}: what came out"))
+    elif len(ends[0]) > 1:
+        blocks.append(Text([f"{left.kind}: the same came out."]))
     rows = [[c.a.case, c.a.name, c.a.text(), c.b.text(), metrics.factor(c.ratio), _word(c)] for c in changed]
     if rows:
         blocks.append(Table(["case", "figure", "A", "B", "B to A", "verdict"], rows, f"{left.kind}: what changed"))
@@ -79,8 +88,10 @@ def _compare(left: Run, right: Run) -> tuple[dict[str, object], list[Block]]:
 def differences(a: Run, b: Run) -> list[tuple[str, str, str]]:
     """Set-up keys whose values differ; `-` where a run does not have one."""
     left, right = metrics.flatten(a.setup), metrics.flatten(b.setup)
-    left |= {"host": a.host, "mlapatch": a.mlapatch}
-    right |= {"host": b.host, "mlapatch": b.mlapatch}
+    return _differing(left | {"host": a.host, "mlapatch": a.mlapatch}, right | {"host": b.host, "mlapatch": b.mlapatch})
+
+
+def _differing(left: Mapping[str, str], right: Mapping[str, str]) -> list[tuple[str, str, str]]:
     keys = sorted({*left, *right})
     return [(key, left.get(key, "-"), right.get(key, "-")) for key in keys if left.get(key) != right.get(key)]
 

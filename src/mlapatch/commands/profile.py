@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlapatch.commands.bench import keeping, set_up
+from mlapatch.commands.bench import set_up
 from mlapatch.commands.trace import read_all
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.measure import profiling, trace
 from mlapatch.measure import server as serving
+from mlapatch.measure.keeping import keeping
 from mlapatch.measure.units import seconds
 from mlapatch.outcome import Block, Outcome, Text, Warn
 
@@ -63,18 +64,18 @@ def profile(
     setup = set_up(server, sglang, python)
     setup["load"] = {"input": input_tokens, "output": output, "concurrency": concurrency}
     setup["profile"] = {"steps": steps, "activities": list(activities)}
-    with keeping(keep, db, "profile", setup, label) as (result, run):
+    with keeping(keep, db, "profile", setup, label) as kept:
         found = profiling.profile(server, plan, _say)
         hints = trace.Hints(tokens=server.facts.get("pool_tokens"))
         data, metrics, blocks = read_all(found.files, hints, top)
-        result |= {"trace": data, "metrics": metrics, "folder": str(plan.folder)}
-        result["notes"] = [*serving.describe(server), *found.notes, *_distortion(found, data)]
-    run = run if result.pop("kept", True) else None
+        kept.result |= {"trace": data, "metrics": metrics, "folder": str(plan.folder)}
+        kept.result["notes"] = [*serving.describe(server), *found.notes, *_distortion(found, data)]
     closing = [f"The traces are in {plan.folder}."]
-    if run is not None:
-        closing.append(f"Kept as run {run}. Next: apply a patch, restart, profile, then mlapatch compare {run} last.")
-    shown: list[Block] = [Warn(note) for note in result["notes"]]
-    return Outcome(data={"run": run, "setup": setup, **result}, blocks=[*shown, *blocks, Text(closing)])
+    if kept.run is not None:
+        then = f"Next: apply a patch, restart, profile, then mlapatch compare {kept.run} last."
+        closing.append(f"Kept as run {kept.run}. {then}")
+    shown: list[Block] = [Warn(note) for note in kept.result["notes"]]
+    return Outcome(data={"run": kept.run, "setup": setup, **kept.result}, blocks=[*shown, *blocks, Text(closing)])
 
 
 def _say(line: str) -> None:

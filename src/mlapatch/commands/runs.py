@@ -10,7 +10,7 @@ import orjson
 from mlapatch.disk import environment_errors, write_output
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.measure import metrics
+from mlapatch.measure import metrics, outcomes
 from mlapatch.measure.runs import Run, Store
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
 
@@ -94,13 +94,17 @@ def _show(run: Run) -> Outcome:
     rows += [("finished", run.finished or "not"), ("host", run.host), ("mlapatch", run.mlapatch)]
     rows += sorted(metrics.flatten(run.setup).items())
     figures = [[metric.case, metric.name, metric.text()] for metric in metrics.of(run.result)]
-    blocks: list[Block] = [Pairs(rows), Table(["case", "figure", "median"], figures)]
+    blocks: list[Block] = [Pairs(rows)]
+    if found := outcomes.flat(run.result):
+        blocks.append(Table(["what came out", "is"], sorted(found.items())))
+    if figures or not found:
+        blocks.append(Table(["case", "figure", "median"], figures))
     notes = [str(note) for note in [*(run.result.get("notes") or []), run.result.get("error")] if note]
     return Outcome(data=run.as_dict(), blocks=[*blocks, Text(notes)])
 
 
 def _headline(run: Run) -> str:
-    found = metrics.of(run.result)
-    if not found:
-        return str(run.result.get("error") or run.result.get("summary") or "")[:80]
+    found, said = metrics.of(run.result), run.result.get("error") or run.result.get("summary")
+    if said or not found:
+        return str(said or "")[:80]
     return f"{found[0].case + ': ' if found[0].case else ''}{found[0].name} {found[0].text()}"

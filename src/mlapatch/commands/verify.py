@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from mlapatch.exits import Exit
 from mlapatch.install.git import head_commit
 from mlapatch.install.target import Target, find_target
 from mlapatch.install.write import sha256
+from mlapatch.measure import outcomes
+from mlapatch.measure.keeping import Kept, keeping
 from mlapatch.outcome import Block, Outcome, Table, Text, Warn
 from mlapatch.rebase import misfit_error, stock_for, unpatched
 from mlapatch.verify.runner import Job, Report, ScenarioResult, run_job
@@ -47,6 +50,7 @@ class Verified:
     pair: _Pair
     files: tuple[str, str]
     report: Report
+    seconds: float
 
     @property
     def name(self) -> str:
@@ -72,6 +76,7 @@ class Verified:
             "patched_sha256": self.files[1],
             "result": "fail" if self.failed else "pass",
             "failed": [result.scenario for result in self.failed],
+            "seconds": round(self.seconds, 1),
             "scenarios": [
                 {
                     "scenario": r.scenario,
@@ -96,6 +101,9 @@ def verify(
     sglang: Path | None = None,
     python: str | None = None,
     patches: Sequence[Path] | None = None,
+    label: str = "",
+    keep: bool = True,
+    db: Path | None = None,
 ) -> Outcome:
     """Exit 1 if any scenario differs. `installed` judges the bytes on disk, and needs no name."""
     catalogue = load_catalogue(patches)
@@ -109,15 +117,38 @@ def verify(
     interpreter = _interpreter(target, device)
     with tempfile.TemporaryDirectory(prefix="mlapatch-verify-") as folder:
         pairs = [_installed(found, Path(folder))] if installed else [_pair(found, p, Path(folder)) for p in chosen]
-        verified = [
-            Verified(
-                pair,
-                (sha256(pair.stock.read_bytes()), sha256(pair.patched.read_bytes())),
-                run_job(_job(pair, target, device, scenarios), python=interpreter, timeout_s=timeout_s),
-            )
-            for pair in pairs
-        ]
-    return _outcome(verified, target, device)
+        jobs = [_job(pair, target, device, scenarios) for pair in pairs]
+        files = [(sha256(pair.stock.read_bytes()), sha256(pair.patched.read_bytes())) for pair in pairs]
+        setup = _set_up(pairs, files, target, device, installed=installed, scenarios=scenarios)
+        verified: list[Verified] = []
+        with keeping(keep, db, "verify", setup, label, needed=False) as kept:
+            for pair, job, both in zip(pairs, jobs, files, strict=True):
+                began = time.monotonic()
+                report = run_job(job, python=interpreter, timeout_s=timeout_s)
+                verified.append(Verified(pair, both, report, time.monotonic() - began))
+                kept.setup["ran_with"] = _facts(verified)
+                kept.result |= outcomes.of_verify([one.as_dict() for one in verified])
+            kept.status = "failed" if any(one.failed for one in verified) else "done"
+    return _outcome(verified, target, device, kept)
+
+
+def _set_up(
+    pairs: Sequence[_Pair],
+    files: Sequence[tuple[str, str]],
+    target: Target,
+    device: Device,
+    *,
+    installed: bool,
+    scenarios: Sequence[str],
+) -> dict[str, Any]:
+    """What a kept run was done with; `ran_with` comes from the process that runs the scenarios."""
+    setup: dict[str, Any] = {"sglang": str(target.version), "device": device, "commit": _commit()}
+    setup["judged"] = "the bytes on disk" if installed else "each patch alone"
+    setup["patches"] = {pair.name: pair.digests for pair in pairs}
+    setup["files"] = {
+        pair.name: dict(zip(("stock", "patched"), both, strict=True)) for pair, both in zip(pairs, files, strict=True)
+    }
+    return setup | ({"scenarios": list(scenarios)} if scenarios else {})
 
 
 def _pair(found: Assessment, patch: Patch, folder: Path) -> _Pair:
@@ -222,8 +253,9 @@ def _interpreter(target: Target, device: Device) -> str:
     )
 
 
-def _outcome(verified: Sequence[Verified], target: Target, device: Device) -> Outcome:
-    blocks: list[Block] = [Warn(note) for note in target.notes]
+def _outcome(verified: Sequence[Verified], target: Target, device: Device, kept: Kept) -> Outcome:
+    notes = [str(note) for note in kept.result.get("notes", ())]
+    blocks: list[Block] = [Warn(note) for note in (*target.notes, *notes)]
     blocks.append(Text((f"running stock and patched code of SGLang {target.version} side by side on {device}",)))
     for one in verified:
         rows = [
@@ -233,7 +265,10 @@ def _outcome(verified: Sequence[Verified], target: Target, device: Device) -> Ou
         blocks.append(Table(("scenario", "result", "largest difference", "detail"), rows, title=one.name))
         blocks.append(Text((_verdict(one),), style="bold red" if one.failed else "bold green"))
     failed = any(one.failed for one in verified)
+    if kept.run is not None:
+        blocks.append(Text((f"Kept as run {kept.run}: mlapatch runs {kept.run}",)))
     data: dict[str, object] = {
+        "run": kept.run,
         "sglang": str(target.version),
         "device": device,
         "mlapatch": {"version": mlapatch.__version__, "commit": _commit()},

@@ -1,4 +1,4 @@
-"""Experiments in one SQLite file: every launch, profile, bench and verify, written safely by several processes.
+"""Experiments in one SQLite file: every launch, verify, bench, profile and trace, written safely by several processes.
 
 A run is written when it starts and again when it ends, each in a transaction of its own: a kill in between leaves the
 run marked as unfinished and everything else as it was.
@@ -6,6 +6,7 @@ run marked as unfinished and everything else as it was.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sqlite3
@@ -83,6 +84,11 @@ class Run:
         """How a table names it."""
         return f"{self.id} ({self.label})" if self.label else str(self.id)
 
+    @property
+    def decided(self) -> bool:
+        """Whether it came to a result: a verify that fails did, one that was broken off did not."""
+        return self.status == "done" or (self.status == "failed" and "error" not in self.result)
+
     def as_dict(self) -> dict[str, Any]:
         """The run as one JSON object."""
         return {**self.__dict__, "state": self.state}
@@ -108,11 +114,12 @@ def default_path() -> Path:
 class Store:
     """The open file. Use `with Store(path) as store`."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, wait: float = BUSY_SECONDS) -> None:
         self.path = path or default_path()
+        self._wait = wait
         try:
             make_folder(self.path.parent)
-            self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+            self._db = sqlite3.connect(self.path, timeout=wait, isolation_level=None)
         except (sqlite3.Error, OSError) as error:
             raise self._unusable(str(error)) from None
         try:
@@ -163,7 +170,7 @@ class Store:
 
     def _use_wal(self) -> None:
         """Readers and a writer side by side. Where the file system cannot do it, the journal stays as it was."""
-        deadline = time.monotonic() + BUSY_SECONDS
+        deadline = time.monotonic() + self._wait
         while True:
             try:
                 self._db.execute("PRAGMA journal_mode = WAL")
@@ -218,7 +225,8 @@ class Store:
 
     def start(self, kind: str, setup: dict[str, Any], label: str = "") -> int:
         """Write down that a run begins; its id is what `finish` takes and what people type."""
-        values = (uuid.uuid4().hex, kind, label, "running", now(), socket.gethostname(), os.getpid(), __version__)
+        name = label.encode("utf-8", "backslashreplace").decode()
+        values = (uuid.uuid4().hex, kind, name, "running", now(), socket.gethostname(), os.getpid(), __version__)
         with self._writing():
             cursor = self._db.execute(
                 "INSERT INTO runs (uid, kind, label, status, started, host, pid, mlapatch, setup, result) "
@@ -230,24 +238,12 @@ class Store:
     def finish(
         self, run: int, result: dict[str, Any], *, status: str = "done", setup: dict[str, Any] | None = None
     ) -> None:
-        """Write down how it ended: `done` or `failed`. A `setup` replaces the one that was known at the start."""
+        """Write down how it ended: `done`, `failed` or `interrupted`. A `setup` replaces the one of the start."""
         with self._writing():
             self._db.execute(
                 "UPDATE runs SET status = ?, finished = ?, result = ?, setup = coalesce(?, setup) WHERE id = ?",
                 (status, now(), _json(result), None if setup is None else _json(setup), run),
             )
-
-    @contextmanager
-    def running(self, kind: str, setup: dict[str, Any], label: str = "") -> Iterator[dict[str, Any]]:
-        """Keep the dict that the caller fills as a run's result; an exception marks the run as failed."""
-        run = self.start(kind, setup, label)
-        result: dict[str, Any] = {}
-        try:
-            yield result
-        except BaseException as error:
-            self.finish(run, {**result, "error": f"{type(error).__name__}: {error}"}, status="failed")
-            raise
-        self.finish(run, result)
 
     def all(self, kind: str | None = None, limit: int | None = None) -> list[Run]:
         """Runs, the newest first."""
@@ -279,7 +275,7 @@ class Store:
         """Like `get`, but a label means the newest finished run of each kind that has it, oldest kind first."""
         newest: dict[str, Run] = {}
         for run in self.all():
-            if run.label == name and run.status == "done":
+            if run.label == name and run.decided:
                 newest.setdefault(run.kind, run)
         return sorted(newest.values(), key=lambda run: run.id) or [self.get(name)]
 
@@ -310,7 +306,10 @@ def _starts(run: Run, name: str) -> bool:
 
 
 def _json(value: dict[str, Any]) -> str:
-    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    try:
+        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # an argument that is no UTF-8, a number beyond 64 bits
+        return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def _run(row: tuple[Any, ...]) -> Run:
