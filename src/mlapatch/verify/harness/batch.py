@@ -167,10 +167,7 @@ def make(scenario: Scenario, index: int, slots: torch.Tensor, seed: int, device:
         out_loc = torch.tensor(written, dtype=torch.int64)
         positions = torch.tensor([p for span in spans for p in span], dtype=torch.int64)
         forwards, tokens = 1, len(written)
-    inputs = [
-        [_inputs(random, tokens, step.mode == "ragged", device) for _ in range(scenario.layers)]
-        for _ in range(forwards)
-    ]
+    inputs = [[_inputs(random, tokens, step, device) for _ in range(scenario.layers)] for _ in range(forwards)]
     return Plan(
         step,
         torch.tensor(rows, dtype=torch.int64, device=device),
@@ -183,15 +180,17 @@ def make(scenario: Scenario, index: int, slots: torch.Tensor, seed: int, device:
     )
 
 
-def _inputs(random: torch.Generator, tokens: int, ragged: bool, device: str) -> Inputs:
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn((tokens, *shape), generator=random).bfloat16().to(device)
+def _inputs(random: torch.Generator, tokens: int, step: Step, device: str) -> Inputs:
+    def normal(*shape: int, times: torch.Tensor | float = 1.0) -> torch.Tensor:
+        return (torch.randn((tokens, *shape), generator=random) * times).bfloat16().to(device)
 
-    if ragged:
+    factors = torch.tensor(step.query)[:, None]
+    if step.mode == "ragged":
         width = NOPE_DIM + ROPE_DIM
-        return Inputs(normal(HEADS, width), normal(HEADS, width), normal(HEADS, V_DIM), None, None)
+        return Inputs(normal(HEADS, width, times=factors), normal(HEADS, width), normal(HEADS, V_DIM), None, None)
     k = normal(1, LORA_RANK)
-    return Inputs(normal(HEADS, LORA_RANK), k, k, normal(HEADS, ROPE_DIM), normal(1, ROPE_DIM))
+    q, q_rope = normal(HEADS, LORA_RANK, times=factors), normal(HEADS, ROPE_DIM, times=factors)
+    return Inputs(q, k, k, q_rope, normal(1, ROPE_DIM))
 
 
 def padded(inputs: Inputs, tokens: int) -> Inputs:

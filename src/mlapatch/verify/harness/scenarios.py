@@ -19,6 +19,7 @@ class Step:
     `prefix` holds, for each request, the tokens already in the pool; `new` the tokens that this step adds (one number:
     the same for each). With `graph` the step replays the graph captured for that many requests, padded up to it.
     `pad_after_plan` requests are appended after the metadata was made, as eager drafts are under DP attention.
+    `query` is what the queries of each head are multiplied with.
     """
 
     mode: Mode
@@ -26,6 +27,7 @@ class Step:
     new: int | tuple[int, ...] = 1
     graph: int = 0
     pad_after_plan: int = 0
+    query: tuple[float, float] = (1.0, 1.0)
 
     def added(self) -> tuple[int, ...]:
         """Tokens that each request gains."""
@@ -54,8 +56,8 @@ class Scenario:
     """Whether stock may fail here (flashinfer takes no empty batch from 0.7 on), which makes it nothing to judge."""
 
 
-def _decode(*prefix: int, graph: int = 0, pad: int = 0) -> Step:
-    return Step("decode", prefix, graph=graph, pad_after_plan=pad)
+def _decode(*prefix: int, graph: int = 0, query: tuple[float, float] = (1.0, 1.0)) -> Step:
+    return Step("decode", prefix, graph=graph, query=query)
 
 
 _MIXED = (_decode(5, 17, 1, 30), _decode(33, 2), _decode(40, 12, 7))
@@ -83,6 +85,17 @@ _DRAFT_REPLAYS = (
     Step("draft", (44, 3), graph=2),
     Step("draft", (21,), graph=2),
 )
+_EXTREME, _BEYOND_FP16, _TINY, _ONE = 300.0, 2.0**20, 1e-36, 1.0
+"""What queries are multiplied with in the two scenarios of that name.
+
+With random keys the logits of a head vary by 1.7 times as much: `_EXTREME` and `_BEYOND_FP16` leave one token all the
+weight. Well defined only where the largest two are further apart than float32 rounds, half a unit for logits of
+millions: `tests/verify/test_extremes.py` holds this data to it, so that float64, stock and patch agree on the token.
+`_BEYOND_FP16` makes queries of up to 4 million (FP16 ends at 65,504). Not more: a GPU computes exp2(logit * scale -
+peak) as one multiply-add, off by what the peak was rounded by, which cancels out here but reaches powers that overflow
+with logits from about 2**28 on. `_TINY` is less than FP16 has, and all weights are equal: what would scale it into
+FP16's range is more than float32 has.
+"""
 _SUBCLASSES = ("flashmla", "cutlass_mla", "trtllm_mla")
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -121,6 +134,19 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "decode-length-131072", (_decode(131071), _decode(12, 131071)), slots=132096, context=131080, cuda_only=True
+    ),
+    Scenario(
+        "decode-extreme-logits",
+        (_decode(75, 20, query=(_EXTREME, -_EXTREME)), _decode(30, query=(_EXTREME, _ONE))),
+        context=80,
+        layers=1,
+    ),
+    Scenario(
+        "decode-query-beyond-fp16",
+        (_decode(75, 20, graph=2, query=(_BEYOND_FP16, _TINY)), _decode(30, graph=2, query=(_ONE, -_BEYOND_FP16))),
+        context=80,
+        layers=1,
+        captures=(("decode", 2),),
     ),
     Scenario("idle-after-decode", (_decode(5, 17), Step("idle", ()), _decode(8), Step("idle", ()), _decode(2, 3, 4))),
     Scenario(
