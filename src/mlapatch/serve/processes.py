@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,8 +119,9 @@ class Tree:
         while self._members() and time.monotonic() < deadline:
             _signal(self._members(), signal.SIGKILL)
             self._reap(0.05)
-        if self.child is not None:
-            self.child.poll()
+        if self.child is not None:  # it may be dying still, which is neither alive nor to be waited for at once
+            with suppress(subprocess.TimeoutExpired):
+                self.child.wait(2)
         return stubborn
 
     def _reap(self, seconds: float) -> None:
@@ -251,3 +253,22 @@ def _exit_code(pid: int) -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return -(status & 0x7F) if status & 0x7F else status >> 8
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP act as Ctrl-C does, so that the server does not outlive a launcher that watches it."""
+
+    def interrupt(number: int, frame: object) -> None:  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    try:
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    except ValueError:  # not the main thread: the caller's business
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
