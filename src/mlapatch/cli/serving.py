@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 from mlapatch.cli import run
-from mlapatch.cli.options import AsJson, Gpu, PatchesDirs, PythonExe, SglangPath, Sm, patch_names, run_names
+from mlapatch.cli.options import (
+    AsJson,
+    Db,
+    Gpu,
+    Keep,
+    Label,
+    PatchesDirs,
+    PythonExe,
+    SglangPath,
+    Sm,
+    patch_names,
+    run_names,
+)
 
 LogsDir = Annotated[Path, typer.Option("--logs", metavar="DIR", help="Where logs and run records are kept.")]
 
@@ -83,6 +95,9 @@ def launch(
     sglang: SglangPath = None,
     python: PythonExe = None,
     patches: PatchesDirs = None,
+    label: Label = "",
+    keep: Keep = True,
+    db: Db = None,
     json: AsJson = False,
 ) -> None:
     """Check, start, follow and diagnose a server; one prompt must make sense before it counts as ready.
@@ -113,6 +128,9 @@ def launch(
             patches=patches,
             tell=_tell,
             guard=preflight,
+            label=label,
+            keep=keep,
+            db=db,
         ),
         as_json=json,
     )

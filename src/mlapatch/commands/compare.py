@@ -48,7 +48,7 @@ def _compare(left: Run, right: Run) -> tuple[dict[str, object], list[Block]]:
     if left.kind != right.kind:
         obstacles.append(f"a {left.kind} against a {right.kind}")
     different = differences(left, right)
-    ends = [outcomes.flat(run.result) | {"state": run.state} for run in (left, right)]
+    ends = [{"state": run.state} | outcomes.flat(run.result) for run in (left, right)]
     became = _differing(*ends)
     changed = metrics.changes(metrics.of(left.result), metrics.of(right.result))
     data: dict[str, object] = {
@@ -73,7 +73,7 @@ def _compare(left: Run, right: Run) -> tuple[dict[str, object], list[Block]]:
     if became:
         columns = ["what came out", f"A: {left.title}", f"B: {right.title}"]
         blocks.append(Table(columns, became, f"{left.kind}: what came out"))
-    elif len(ends[0]) > 1:
+    elif outcomes.flat(left.result):
         blocks.append(Text([f"{left.kind}: the same came out."]))
     rows = [[c.a.case, c.a.name, c.a.text(), c.b.text(), metrics.factor(c.ratio), _word(c)] for c in changed]
     if rows:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 from mlapatch.commands.diagnose import describe
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
+from mlapatch.measure import outcomes
+from mlapatch.measure.keeping import Kept, keeping
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
-from mlapatch.serve import gpu_state, libraries, redact
+from mlapatch.serve import gpu_state, libraries, preflight, redact
 from mlapatch.serve.follow import Follower, LogTail, Timing
 from mlapatch.serve.health import Answer, try_prompt
 from mlapatch.serve.model_fit import FIT_CHECKS
-from mlapatch.serve.plan import Plan, of_command, of_script
+from mlapatch.serve.plan import Plan, of_command, of_script, set_up
 from mlapatch.serve.preflight import CHECKS, FAIL, WARN, Context, Finding, PatchedFile, PatchFacts, run_checks
-from mlapatch.serve.processes import Tree, start
+from mlapatch.serve.processes import Tree, start, terminable
 from mlapatch.serve.ranks import RankReport, report
 from mlapatch.serve.ready import rank_problem
 from mlapatch.serve.run_record import FAILED, READY, STOPPED, RunRecord, log_path
@@ -54,6 +55,9 @@ def launch(
     tell: Tell = print,
     timing: Timing | None = None,
     guard: GuardCheck | None = None,
+    label: str = "",
+    keep: bool = True,
+    db: Path | None = None,
 ) -> Outcome:
     """Start a server through a script, or a command of the user's own, and follow it until it is ready.
 
@@ -71,21 +75,23 @@ def launch(
         plan = of_script(script or default_script(), arguments, facts=facts, sglang=sglang is not None)
     context = Context(plan.options, plan.environment, plan.facts, gpu_state.look(plan.environment))
     findings = run_checks(context, (*CHECKS, *FIT_CHECKS))
-    refused = _refusal(findings, force)
+    refused = preflight.refusal(findings, force)
     if dry_run or refused is not None:
         return _preflight_outcome(plan, findings, refused)
     for finding in findings:
         if finding.state in (WARN, FAIL):
             tell(f"{'forced past' if finding.state == FAIL else 'warning'}: {finding.check}: {finding.text}")
     timing = replace(timing or Timing(), patience=dict(patience or {}))
-    tree, record, secrets = _start(plan, logs, name or _default_name(plan))
+    name = name or plan.name
+    kept = keeping(keep, db, "launch", set_up(plan, context.gpus, name), label, needed=False)
+    tree, record, secrets = _start(plan, logs, name)
     tell(f"started pid {record.pid}; log {record.log}")
     log = LogTail(Path(record.log), Transcript(known=plan.options.facts))
     follower = Follower(tree, log, timing, tell, host=plan.options.host, port=plan.options.port)
     run = _Run(plan, tree, record, follower, secrets, findings, tell)
-    with _terminable():
+    with terminable():
         try:
-            return run.follow(detach=detach)
+            return run.follow(kept, detach=detach)
         except BaseException:  # Ctrl-C, SIGTERM or a bug of ours: nothing stays behind
             tell("stopping the server")
             run.stop(STOPPED)
@@ -132,6 +138,7 @@ def patch_facts(
     flashinfer = found.machine.flashinfer
     versions = libraries.installed([str(found_target.site), *found_target.path])
     return PatchFacts(
+        digests={name: catalogue.patches[name].digest for file in files for name in file.patches},
         sglang=str(found_target.version or ""),
         package=found_target.package,
         python=found_target.python,
@@ -146,19 +153,7 @@ def patch_facts(
     )
 
 
-def _default_name(plan: Plan) -> str:
-    applied = sorted({name for file in plan.facts.files for name in file.patches}) if plan.facts else []
-    return "+".join(applied) or ("stock" if plan.facts else "server")
-
-
 # ---------------------------------------------------------------------------------------------------------- preflight
-def _refusal(findings: Sequence[Finding], force: bool) -> Exit | None:
-    failed = {finding.exit for finding in findings if finding.state == FAIL}
-    if Exit.REFUSED in failed:
-        return Exit.REFUSED  # local edits are never forced past
-    return Exit.ENVIRONMENT if failed and not force else None
-
-
 def _preflight_outcome(plan: Plan, findings: Sequence[Finding], refused: Exit | None) -> Outcome:
     shown = redact.command(plan.command, plan.environment)
     rows = [(f.state, f.check, f.text + (f" (next: {f.next})" if f.next else "")) for f in findings]
@@ -168,19 +163,13 @@ def _preflight_outcome(plan: Plan, findings: Sequence[Finding], refused: Exit | 
     ]
     if refused is not None:
         force = "" if refused is Exit.REFUSED else "; --force starts it all the same"
-        blocks.append(Text((f"not started: {_first_failure(findings)}{force}",), style="bold red"))
+        blocks.append(Text((f"not started: {preflight.first_failure(findings)}{force}",), style="bold red"))
     data: dict[str, object] = {
         "state": "refused" if refused is not None else "dry-run",
         "command": shown,
         "preflight": [finding.as_dict() for finding in findings],
     }
     return Outcome(refused or Exit.OK, data, blocks)
-
-
-def _first_failure(findings: Sequence[Finding]) -> str:
-    failed = [finding for finding in findings if finding.state == FAIL]
-    first = next((f for f in failed if f.exit is Exit.REFUSED), failed[0])
-    return f"{first.check}: {first.text}"
 
 
 # -------------------------------------------------------------------------------------------------------------- start
@@ -216,25 +205,6 @@ def _start(plan: Plan, logs: Path, name: str) -> tuple[Tree, RunRecord, tuple[st
     return tree, record, secrets
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP act as Ctrl-C does, so that the server does not outlive a launcher that watches it."""
-
-    def interrupt(number: int, frame: object) -> None:  # noqa: ARG001
-        raise KeyboardInterrupt
-
-    try:
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    except ValueError:  # not the main thread: the caller's business
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @dataclass
 class _Run:
     """One started server and what has been learned of it."""
@@ -248,21 +218,27 @@ class _Run:
     tell: Tell
     answer: Answer | None = None
     ranks: RankReport | None = None
+    seconds: float = 0.0
+    run: int | None = None
 
-    def follow(self, *, detach: bool) -> Outcome:
-        failure = self.follower.until_ready()
-        if failure is not None:
-            return self._failed(failure)
-        problem, warnings = self._check_ready()
-        if problem:
-            return self._unfit(problem)
-        self.record = self.record.with_state(READY, tell=self.tell)
+    def follow(self, keeping: AbstractContextManager[Kept], *, detach: bool) -> Outcome:
+        """The run is kept when the start is decided: the server may live for weeks."""
+        with keeping as kept:
+            failed, warnings = self._until_decided()
+            data = failed.data if failed is not None else self._data(READY)
+            kept.result |= outcomes.of_launch(data, self.seconds)
+            kept.status = "failed" if failed is not None else "done"
+        self.run = kept.run
+        warnings = [*warnings, *map(str, kept.result.get("notes", ()))]
         blocks: list[Block] = [Warn(text) for text in warnings]
+        shown = [Pairs([("run", str(self.run))])] if self.run is not None else []
+        if failed is not None:
+            return replace(failed, data=failed.data | {"run": self.run}, blocks=[*blocks, *failed.blocks, *shown])
         summary = Pairs([("ready", self.follower.url), ("pid", str(self.record.pid)), ("log", self.record.log)])
         if detach:
             self.tree.leave()
             stop = Text((f"stop it with: mlapatch stop {self.record.name}",))
-            return Outcome(Exit.OK, self._data("ready"), [*blocks, summary, stop])
+            return Outcome(Exit.OK, self._data("ready"), [*blocks, summary, *shown, stop])
         for text in warnings:
             self.tell(f"warning: {text}")
         self.tell(f"serving at {self.follower.url}; Ctrl-C stops it")
@@ -271,6 +247,18 @@ class _Run:
             return self._failed(failure)
         self.stop(STOPPED)
         return Outcome(Exit.OK, self._data("stopped"), [*blocks, Text(("the server was stopped",))])
+
+    def _until_decided(self) -> tuple[Outcome | None, list[str]]:
+        """Why it did not start, if so, and warnings."""
+        failure = self.follower.until_ready()
+        self.seconds = round(time.monotonic() - self.follower.began, 1)
+        if failure is not None:
+            return self._failed(failure), []
+        problem, warnings = self._check_ready()
+        if problem:
+            return self._unfit(problem), []
+        self.record = self.record.with_state(READY, tell=self.tell)
+        return None, warnings
 
     def stop(self, state: str, diagnosis: dict[str, Any] | None = None) -> None:
         """End the whole tree and say so in the record."""
@@ -340,6 +328,7 @@ class _Run:
             "url": self.follower.url,
             "log": self.record.log,
             "record": str(self.record.path),
+            "run": self.run,
             "phases": self.follower.phases,
             "preflight": [finding.as_dict() for finding in self.findings],
         }

@@ -93,6 +93,7 @@ def _show(run: Run) -> Outcome:
     rows = [("run", run.title), ("kind", run.kind), ("state", run.state), ("started", run.started)]
     rows += [("finished", run.finished or "not"), ("host", run.host), ("mlapatch", run.mlapatch)]
     rows += sorted(metrics.flatten(run.setup).items())
+    rows += [("log", str(run.result["log"]))] if run.result.get("log") else []
     figures = [[metric.case, metric.name, metric.text()] for metric in metrics.of(run.result)]
     blocks: list[Block] = [Pairs(rows)]
     if found := outcomes.flat(run.result):

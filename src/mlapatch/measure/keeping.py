@@ -65,11 +65,12 @@ def keeping(
         try:
             yield kept
         except BaseException as error:
-            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            interrupted = isinstance(error, KeyboardInterrupt)
+            said = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
             if kept.run is not None:
-                broken = {**kept.result, "error": f"{type(error).__name__}: {error}"}
                 with suppress(*_TROUBLE):
-                    store.finish(kept.run, broken, status=status, setup=kept.setup)
+                    status = "interrupted" if interrupted else "failed"
+                    store.finish(kept.run, {**kept.result, "error": said}, status=status, setup=kept.setup)
             raise
         if kept.run is not None:
             try:

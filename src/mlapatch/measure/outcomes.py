@@ -45,7 +45,7 @@ def of_launch(data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     figures = [Metric(name, "seconds in phase", "s", "lower", (round(spent, 1),)) for name, spent in took]
     summary = f"{state} after {seconds:.1f} s"
     if state == READY:
-        figures.insert(0, Metric("start", "seconds to ready", "s", "lower", (seconds,)))
+        figures.insert(0, Metric("launch", "seconds to ready", "s", "lower", (seconds,)))
     else:
         summary = f"{summary} in {diagnosis.get('phase')}: {diagnosis.get('rule') or diagnosis.get('cause')}"
     ranks = data.get("ranks") or {}
@@ -62,6 +62,7 @@ def of_launch(data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         "metrics": [figure.as_dict() for figure in figures],
         "phases": phases,
         "outcome": outcome,
+        "log": data.get("log"),
         "ranks": ranks,
         "diagnosis": dict(diagnosis),
     }

@@ -7,10 +7,14 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
+from mlapatch.serve import redact
+from mlapatch.serve.gpu_state import GpuState
 from mlapatch.serve.preflight import PatchFacts
+from mlapatch.serve.ranks import Layout
 from mlapatch.serve.server_options import ServerOptions
 
 DRY_RUN = "MLAPATCH_DRY_RUN"
@@ -28,6 +32,16 @@ class Plan:
     environment: dict[str, str]
     options: ServerOptions
     facts: PatchFacts | None
+
+    @property
+    def applied(self) -> list[str]:
+        """The patches in the SGLang that it runs, by name."""
+        return sorted({name for file in self.facts.files for name in file.patches}) if self.facts else []
+
+    @property
+    def name(self) -> str:
+        """For a server that was not given one."""
+        return "+".join(self.applied) or ("stock" if self.facts else "server")
 
 
 Facts = Callable[[str | None], PatchFacts]
@@ -120,3 +134,22 @@ def _ask_script(path: Path, words: list[str], environment: Mapping[str, str]) ->
 
 def _options_in(words: Sequence[str]) -> list[str]:
     return [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+
+
+def set_up(plan: Plan, gpus: Sequence[GpuState] | None, name: str) -> dict[str, Any]:
+    """What a kept launch was done with: the command as the run record has it, and what it says. No secrets."""
+    given, layout = plan.options.given, Layout.of(plan.options)
+    hidden = {option: redact.HIDDEN for option in given if redact.is_secret_name(option)}
+    values = (*redact.secrets(plan.command, plan.environment), *(given[option] for option in hidden if given[option]))
+    server: dict[str, Any] = {"tp": layout.tp}
+    server |= {"model": redact.text(plan.options.text("model-path"), values)} if "model-path" in given else {}
+    server |= {"gpu": ", ".join(sorted({gpu.name for gpu in gpus})), "gpus": len(gpus)} if gpus else {}
+    server |= {"node": layout.where} if layout.where else {}
+    setup: dict[str, Any] = {"name": name, "command": redact.command(plan.command, plan.environment), "server": server}
+    setup["options"] = {option: redact.text(value, values) or True for option, value in given.items()} | hidden
+    facts = plan.facts
+    if facts is None:
+        return setup | {"patches": {"unknown": "the command does not say which SGLang it runs"}}
+    files = {file.path.name: file.sha256 for file in facts.files}
+    setup |= {"sglang": facts.sglang, "flashinfer": facts.flashinfer}
+    return setup | {"patches": {"applied": plan.applied or ["none"], "digests": dict(facts.digests), "files": files}}

@@ -56,8 +56,8 @@ class PatchedFile:
 class PatchFacts:
     """What `status` knows, given by the commands layer: this package knows no patches.
 
-    `verdicts` holds (verdict, reason) by patch; `guard` is `clean`, `violated`, `unrecorded` or `none` (not checked),
-    `guard_text` says what it found.
+    `digests` are those of the patches in `files`, by name; `verdicts` holds (verdict, reason) by patch; `guard` is
+    `clean`, `violated`, `unrecorded` or `none` (not checked), `guard_text` says what it found.
     """
 
     sglang: str = ""
@@ -66,6 +66,7 @@ class PatchFacts:
     flashinfer: str = ""
     library_problems: tuple[str, ...] = ()
     files: tuple[PatchedFile, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
     verdicts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     guard: str = "none"
@@ -97,6 +98,21 @@ Check: TypeAlias = Callable[[Context], Iterable[Finding]]
 def run_checks(context: Context, checks: Sequence[Check]) -> list[Finding]:
     """All findings, in order. Each check has at least one: one that cannot look says so (`skip`) and why."""
     return [finding for check in checks for finding in check(context)]
+
+
+def refusal(findings: Sequence[Finding], force: bool) -> Exit | None:
+    """With which code a start is refused; None where it is not."""
+    failed = {finding.exit for finding in findings if finding.state == FAIL}
+    if Exit.REFUSED in failed:
+        return Exit.REFUSED  # local edits are never forced past
+    return Exit.ENVIRONMENT if failed and not force else None
+
+
+def first_failure(findings: Sequence[Finding]) -> str:
+    """Why it is refused; what cannot be forced comes first."""
+    failed = [finding for finding in findings if finding.state == FAIL]
+    first = next((f for f in failed if f.exit is Exit.REFUSED), failed[0])
+    return f"{first.check}: {first.text}"
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
