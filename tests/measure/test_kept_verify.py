@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,3 +184,11 @@ def test_what_is_not_to_be_kept_is_not(harness: dict[str, Any], install_tree: Tr
 
 def test_no_test_writes_to_the_users_own_runs() -> None:
     assert "pytest" in str(default_path())
+
+
+@pytest.mark.parametrize("verb", ["verify", "launch"])
+def test_the_store_is_imported_only_where_a_run_is_kept(verb: str) -> None:
+    heavy = {"sqlite3", "orjson", "platformdirs"}
+    script = f"import sys, mlapatch.commands.{verb}; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
