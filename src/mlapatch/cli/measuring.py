@@ -118,7 +118,9 @@ def _bench(
     flush_cache: Annotated[bool, typer.Option("--flush-cache", help="Empty the radix cache before a case.")] = False,
     text: Annotated[bool, typer.Option("--text", help="Send words, for endpoints that take no token ids.")] = False,
     vocabulary: Annotated[int, typer.Option("--vocabulary", help="Token ids are below this.")] = 31_000,
-    seed: Annotated[int, typer.Option("--seed", help="Above 0: the same prompts each time, which then hit the radix cache; 0: new ones.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="The same prompts each time, which then hit the radix cache; 0: new ones.")
+    ] = 0,
     label: Label = "",
     keep: Keep = True,
     db: Db = None,
