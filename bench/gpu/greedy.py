@@ -17,19 +17,20 @@ PREFIX_HIT = 9216
 STREAMS = 16
 
 
-def generate(port: int, input_ids: list[int], new: int) -> tuple[list[float], list[int]]:
-    """One greedy streamed generation: arrival time of each chunk (s), output token ids. ValueError if not all come."""
-    body = {
-        "input_ids": input_ids,
-        "stream": True,
-        "sampling_params": {"max_new_tokens": new, "temperature": 0, "ignore_eos": True},
-    }
-    request = urllib.request.Request(
+def greedy(port: int, input_ids: list[int], new: int, **more: bool) -> urllib.request.Request:
+    """The request for `new` greedy tokens, whatever they are."""
+    sampling = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": input_ids, "sampling_params": sampling, **more}
+    return urllib.request.Request(
         f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
+
+
+def generate(port: int, input_ids: list[int], new: int) -> tuple[list[float], list[int]]:
+    """One greedy streamed generation: arrival time of each chunk (s), output token ids. ValueError if not all come."""
     times: list[float] = []
     ids: list[int] = []
-    with urllib.request.urlopen(request, timeout=300) as response:
+    with urllib.request.urlopen(greedy(port, input_ids, new, stream=True), timeout=300) as response:
         for line in response:
             text = line.decode().strip()
             if text.startswith("data:") and "[DONE]" not in text:
@@ -42,15 +43,7 @@ def generate(port: int, input_ids: list[int], new: int) -> tuple[list[float], li
 
 def scored(port: int, input_ids: list[int], new: int) -> list[list[float]]:
     """One greedy generation: [log-probability, token id] of each output token. ValueError if one is not finite."""
-    body = {
-        "input_ids": input_ids,
-        "return_logprob": True,
-        "sampling_params": {"max_new_tokens": new, "temperature": 0, "ignore_eos": True},
-    }
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=300) as response:
+    with urllib.request.urlopen(greedy(port, input_ids, new, return_logprob=True), timeout=300) as response:
         tokens = json.loads(response.read())["meta_info"]["output_token_logprobs"]
     if len(tokens) != new or not all(token[0] is not None and math.isfinite(token[0]) for token in tokens):
         raise ValueError(f"{len(tokens)} of {new} log-probabilities came, or one is no number")
@@ -74,7 +67,12 @@ class Prompts:
         def ids(count: int) -> list[int]:
             return [rng.randrange(10, 31000) for _ in range(count)]
 
-        return cls({length: ids(length) for length in LENGTHS}, ids(4096), [ids(64) for _ in range(STREAMS)], ids(9312))
+        return cls(
+            {length: ids(length) for length in LENGTHS},
+            ids(4096),
+            [ids(64) for _ in range(STREAMS)],
+            ids(PREFIX_HIT + 96),
+        )
 
 
 def timed(port: int, prompts: Prompts, lengths: tuple[int, ...], streams: int) -> dict[str, Any]:

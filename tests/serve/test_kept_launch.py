@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import mlapatch
@@ -31,7 +30,7 @@ from mlapatch.outcome import Outcome, Pairs, Text, Warn
 from mlapatch.serve.follow import Timing
 from mlapatch.serve.preflight import PatchedFile, PatchFacts
 from mlapatch.serve.run_record import load_all
-from tests.serve.test_launch import FAKE, free_port, until
+from tests.serve.test_launch import FAKE, end_all, free_port, until
 
 BACKEND = "/sp/sglang/srt/layers/attention/flashinfer_mla_backend.py"
 SHA = "ab" * 32
@@ -75,12 +74,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("FAKE_TMP", str(tmp_path))
     monkeypatch.setattr("mlapatch.commands.launch.patch_facts", lambda *_: FACTS)
     yield Place(tmp_path, free_port())
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("FAKE_TMP") == str(tmp_path) and process.pid != os.getpid():
-                process.kill()
-        except psutil.Error:
-            continue
+    end_all(tmp_path)
 
 
 MARKED = ("--mark", BACKEND, SHA)

@@ -35,6 +35,16 @@ FAST = Timing(look=0.03, poll=0.05, linger=0.3, report_silence=0.4)
 PHASES = ("distributed-init", "weights", "kv-pool", "graph-capture", "warm-up")
 
 
+def end_all(folder: Path) -> None:
+    """Kill what a fake server that wrote to this folder has left behind."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FAKE_TMP") == str(folder) and process.pid != os.getpid():
+                process.kill()
+        except psutil.Error:
+            continue
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -93,12 +103,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr("mlapatch.commands.launch.patch_facts", lambda *_: PatchFacts())
     found = Bench(tmp_path, free_port())
     yield found
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("FAKE_TMP") == str(tmp_path) and process.pid != os.getpid():
-                process.kill()
-        except psutil.Error:
-            continue
+    end_all(tmp_path)
 
 
 def diagnosis(outcome: Outcome) -> dict[str, Any]:

@@ -271,8 +271,8 @@ def _outcome(verified: Sequence[Verified], target: Target, device: Device, kept:
         "run": kept.run,
         "sglang": str(target.version),
         "device": device,
-        "mlapatch": {"version": mlapatch.__version__, "commit": _commit()},
-        "ran_with": _facts(verified),
+        "mlapatch": {"version": mlapatch.__version__, "commit": kept.setup["commit"]},
+        "ran_with": kept.setup["ran_with"],
         "patches": [one.as_dict() for one in verified],
     }
     return Outcome(Exit.FOUND if failed else Exit.OK, data, blocks)
