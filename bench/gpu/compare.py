@@ -6,8 +6,9 @@
 The variants of a group start side by side (a start is mostly imports on the CPU), each from its own copy of the
 package; then one is measured at a time while the others are stopped (SIGSTOP). Needs the unpacked payload of
 bench/gpu/README.md (/tmp/site, /tmp/flashinfer, /tmp/model, /tmp/model-dsa); standard library only. Writes
-DIR/compare.json after every variant, so a run that is cut keeps what it measured. bench/gpu/table.py turns the file
-into the README's table.
+DIR/compare.json after every variant, so a run that is cut keeps what it measured. With --weights attention outputs
+depend on what attention computes (dummy_weights.py), and each output that differs is told with the log-probabilities
+of both tokens. bench/gpu/table.py turns the file into the README's table.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import contextlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,73 +29,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from greedy import LENGTHS, STREAMS, Prompts, agreement, apart, scores, timed
+from copies import REPOSITORY, SAID, SITE, WEIGHTS, copy_of, environment, mlapatch, own_copy
+from differences import agreement, apart, explained, ids, in_words
+from greedy import Prompts, ending_scores, scores, timed
+from variants import VARIANTS, Variant
 
 FIRST_PORT, PORT_STEP = 30011, 1500
-SITE = Path("/tmp/site")
-REPOSITORY = Path(__file__).resolve().parents[2]
-SABOTAGED = REPOSITORY / "tests" / "verify" / "sabotaged"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One server: the patch that is applied, and what else differs from the common arguments."""
-
-    patch: str = ""
-    args: tuple[str, ...] = ()
-    backend: str = "flashinfer"
-    flashinfer: bool = False  # use /tmp/flashinfer (0.6.18) instead of the payload's 0.6.12
-    model: str = "/tmp/model"
-    page_size: int = 1
-    lengths: tuple[int, ...] = LENGTHS
-    streams: int = STREAMS
-    compare_with: str = "stock"
-    patches: Path | None = None  # a folder to take the patch from
-
-
-DSA = ("--dsa-prefill-backend", "trtllm", "--dsa-decode-backend", "trtllm")
-EAGLE = (
-    *("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3"),
-    *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
-)
-EAGER = ("--disable-cuda-graph",)
-SHORT = (512, 8192)
-VARIANTS = {
-    "stock": Variant(),
-    "active-cast": Variant("active-cast"),
-    "gather-cast": Variant("gather-cast"),
-    "fused-decode": Variant("fused-decode"),
-    "triton": Variant(backend="triton"),
-    "fp8-plan": Variant("fp8-plan", flashinfer=True),
-    "gather-cast-eager": Variant("gather-cast", args=EAGER, lengths=SHORT, streams=0),
-    # Controls: wrong on purpose, to see whether equal outputs would tell.
-    "off-by-one": Variant("off-by-one", patches=SABOTAGED),
-    "wrong-slot": Variant("wrong-slot", patches=SABOTAGED),
-    "workspace-not-refreshed": Variant("workspace-not-refreshed", patches=SABOTAGED),
-    "dsa-stock": Variant(model="/tmp/model-dsa", page_size=64, args=DSA, lengths=SHORT, streams=0),
-    "dsa-active-cast": Variant(
-        "active-cast",
-        model="/tmp/model-dsa",
-        page_size=64,
-        args=DSA,
-        lengths=SHORT,
-        streams=0,
-        compare_with="dsa-stock",
-    ),
-    "dsa-gather-cast": Variant(
-        "gather-cast",
-        model="/tmp/model-dsa",
-        page_size=64,
-        args=DSA,
-        lengths=SHORT,
-        streams=0,
-        compare_with="dsa-stock",
-    ),
-    "eagle-stock": Variant(model="/tmp/model-nextn", args=EAGLE, lengths=SHORT, streams=0),
-    "eagle-active-cast": Variant(
-        "active-cast", model="/tmp/model-nextn", args=EAGLE, lengths=SHORT, streams=0, compare_with="eagle-stock"
-    ),
-}
+AGREEMENTS = ("agreement", "scored_agreement")
+FP32_HEAD = ("--enable-fp32-lm-head",)  # BF16 logits lie 1/16 apart: ties everywhere
 
 
 @dataclass
@@ -111,45 +52,12 @@ class Server:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def mlapatch(site: Path, *args: str) -> dict[str, Any]:
-    """Run a verb on one copy of the payload's SGLang and return its JSON."""
-    command = [sys.executable, "-m", "mlapatch", *args, "--sglang", str(site), "--json"]
-    done = subprocess.run(command, env=environment(site), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
-    return dict(json.loads(done.stdout))
+def more(args: argparse.Namespace) -> tuple[str, ...]:
+    """Arguments of all servers of this run."""
+    return FP32_HEAD if args.weights != "dummy" else ()
 
 
-def own_copy(name: str) -> Path:
-    """A copy of the sglang package for one variant; everything else stays in /tmp/site."""
-    copy = Path(f"/tmp/site-{name}")
-    if not copy.exists():
-        copy.mkdir()
-        for item in ("sglang", *(path.name for path in SITE.glob("sglang-*.dist-info"))):
-            shutil.copytree(SITE / item, copy / item)
-    return copy
-
-
-def environment(site: Path, *, flashinfer: bool = False) -> dict[str, str]:
-    path = [
-        str(REPOSITORY / "src"),
-        str(site),
-        "/tmp/extra",
-        str(SITE),
-        str(SITE / "nvidia_cutlass_dsl/python_packages"),
-    ]
-    if flashinfer:
-        path.insert(0, "/tmp/flashinfer")
-    return {
-        **os.environ,
-        "PYTHONPATH": ":".join(path),
-        "FLASHINFER_DISABLE_VERSION_CHECK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def start(name: str, variant: Variant, site: Path, out: Path, port: int) -> Server:
+def start(name: str, variant: Variant, site: Path, out: Path, port: int, more: tuple[str, ...]) -> Server:
     """Start a server in a process group of its own."""
     log = out / f"server-{name}.log"
     command = [
@@ -164,8 +72,9 @@ def start(name: str, variant: Variant, site: Path, out: Path, port: int) -> Serv
             "8192",
             "--mem-fraction-static",
             "0.96",
-            *variant.args,
         ),
+        *variant.args,
+        *more,
     ]
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -259,13 +168,14 @@ def run(names: list[str], out: Path, kept: dict[str, Any], args: argparse.Namesp
     statuses = {}
     try:
         for index, name in enumerate(names):
-            variant, site = VARIANTS[name], own_copy(name)
+            variant, site = VARIANTS[name], own_copy(name, args.weights)
             where = ["--patches", str(variant.patches)] if variant.patches else []
             mlapatch(site, "revert", *where)
             if variant.patch:
                 mlapatch(site, "apply", variant.patch, "--force", *where)
             statuses[name] = mlapatch(site, "status", *where)
-            servers[name] = start(name, variant, site, out, FIRST_PORT + PORT_STEP * index)
+            port = FIRST_PORT + PORT_STEP * index
+            servers[name] = start(name, variant, site, out, port, more(args))
         wait_for(list(servers.values()), args.wait)
         time.sleep(3)  # the last warm-up request is over: from here on one server works at a time
         for name, server in servers.items():
@@ -285,21 +195,26 @@ def result(
 ) -> dict[str, Any]:
     """What one server did."""
     variant = VARIANTS[name]
-    entry: dict[str, Any] = {"ready": server.ready, "start_s": server.seconds, "args": list(variant.args)}
-    entry["commit"] = kept["commit"]
-    if server.ready:
+    entry: dict[str, Any] = {"ready": server.ready, "start_s": server.seconds, "args": [*variant.args, *more(args)]}
+    entry["commit"], entry["weights"] = kept["commit"], args.weights
+    if server.ready and args.weights != "dummy" and SAID not in server.log.read_text(errors="replace"):
+        entry["error"] = f"the log does not say '{SAID}': these are other weights"
+    elif server.ready:
         try:
+            began = time.monotonic()
             load = (server.port, Prompts.seeded(), variant.lengths, variant.streams)
             if not args.untimed:
                 entry.update(timed(*load))
-            entry["scores"] = scores(*load)
+            first = scores(*load)
+            entry["scores"] = first | ending_scores(*load[:3])
             # The same server again: how far apart equal computations are.
-            entry["apart_from_itself"] = apart(scores(*load), entry["scores"])
+            entry["apart_from_itself"] = apart(scores(*load), first)
+            entry["measured_s"] = round(time.monotonic() - began, 1)
         except (OSError, ValueError, LookupError, ArithmeticError, TypeError, http.client.HTTPException) as error:
             entry["error"] = f"{type(error).__name__}: {error}"
         for command in (item.partition("=")[2] for item in args.during if item.partition("=")[0] == name):
             ready = command.replace("PORT", str(server.port))
-            site = Path(f"/tmp/site-{name}")
+            site = copy_of(name, args.weights)
             done = subprocess.run(ready, shell=True, env=environment(site, flashinfer=variant.flashinfer), check=False)
             entry.setdefault("during", {})[ready] = done.returncode
     entry["facts"] = facts_in(server.log)
@@ -312,22 +227,29 @@ def result(
         "backend": variant.backend,
     }
     reference = kept["variants"].get(variant.compare_with, {})
+    if reference.get("weights", "dummy") != args.weights:
+        reference = {}
     if "outputs" in reference and "outputs" in entry:
         entry["agreement"] = agreement(entry["outputs"], reference["outputs"])
     if "scores" in reference and "scores" in entry and reference["scores"].keys() == entry["scores"].keys():
         entry["apart"] = apart(entry["scores"], reference["scores"])
+        entry["scored_agreement"] = agreement(ids(entry["scores"]), ids(reference["scores"]))
+        entry["differences"] = explained(entry["scores"], reference["scores"])
     return entry
 
 
 def report(name: str, entry: dict[str, Any]) -> None:
     single = " ".join(f"{length}:{value['tpot_ms']:.2f}ms" for length, value in entry.get("single", {}).items())
     streams = f"{entry['streams']['tok_s']:.0f}tok/s" if "streams" in entry else ""
-    equal = entry.get("agreement", {})
+    equal = [f"{entry[key]['equal']}/{entry[key]['compared']}" for key in AGREEMENTS if key in entry]
     print(
-        f"{name}: ready={entry['ready']} start={entry['start_s']}s {single} {streams} "
-        f"equal={equal.get('equal')}/{equal.get('compared')} {equal.get('first_difference', '')} "
-        f"apart={entry.get('apart')} itself={entry.get('apart_from_itself')} "
+        f"{name}: ready={entry['ready']} start={entry['start_s']}s measured={entry.get('measured_s')}s "
+        f"{single} {streams} equal={' '.join(equal)} {entry.get('agreement', {}).get('first_difference', '')} "
         f"accept={entry['facts']['accept_len'][-3:]} {entry.get('error', '')}",
+        f"  apart {entry.get('apart')}",
+        f"  itself {entry.get('apart_from_itself')}",
+        *(f"  {in_words(row)}" for row in entry.get("differences", [])),
+        sep="\n",
         flush=True,
     )
 
@@ -342,6 +264,12 @@ def main() -> None:
         "--during", action="append", default=[], metavar="VARIANT=COMMAND", help="after its measurement"
     )
     parser.add_argument("--untimed", action="store_true", help="only the log-probabilities of greedy tokens")
+    parser.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        default="dummy",
+        help="attention: such that outputs depend on it (dummy_weights.py)",
+    )
     args = parser.parse_args()
     unknown = {name for group in args.groups for name in group.split(",")} - VARIANTS.keys()
     if unknown:

@@ -1,4 +1,4 @@
-"""The load of one server (prompts of several lengths, a prefix hit, streams), and how outputs are compared."""
+"""The load of one server: prompts of several lengths, a prefix hit, streams; timed, or with log-probabilities."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 NEW_TOKENS, SCORED_TOKENS = 128, 32
+ENDINGS, ENDING_LENGTH, ENDING_TOKENS = 4, 16, 8
+BEST = 5
 LENGTHS = (512, 8192, 65536)
 PREFIX_HIT = 9216
 STREAMS = 16
 
 
-def greedy(port: int, input_ids: list[int], new: int, **more: bool) -> urllib.request.Request:
+def greedy(port: int, input_ids: list[int], new: int, **more: Any) -> urllib.request.Request:
     """The request for `new` greedy tokens, whatever they are."""
     sampling = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
     body = {"input_ids": input_ids, "sampling_params": sampling, **more}
@@ -41,13 +43,21 @@ def generate(port: int, input_ids: list[int], new: int) -> tuple[list[float], li
     return times, ids
 
 
-def scored(port: int, input_ids: list[int], new: int) -> list[list[float]]:
-    """One greedy generation: [log-probability, token id] of each output token. ValueError if one is not finite."""
-    with urllib.request.urlopen(greedy(port, input_ids, new, return_logprob=True), timeout=300) as response:
-        tokens = json.loads(response.read())["meta_info"]["output_token_logprobs"]
-    if len(tokens) != new or not all(token[0] is not None and math.isfinite(token[0]) for token in tokens):
-        raise ValueError(f"{len(tokens)} of {new} log-probabilities came, or one is no number")
-    return [[token[0], token[1]] for token in tokens]
+def scored(port: int, input_ids: list[int], new: int) -> list[Any]:
+    """One greedy generation: [log-probability, token id, the best few] of each output token (differences.py).
+
+    ValueError if one is missing or not finite.
+    """
+    request = greedy(port, input_ids, new, return_logprob=True, top_logprobs_num=BEST)
+    with urllib.request.urlopen(request, timeout=300) as response:
+        facts = json.loads(response.read())["meta_info"]
+    tokens, best = facts["output_token_logprobs"], facts["output_top_logprobs"]
+    if not len(tokens) == len(best) == new:
+        raise ValueError(f"{len(tokens)} and {len(best)} of {new} log-probabilities came")
+    if not all(value is not None and math.isfinite(value) for value, *_ in tokens):
+        raise ValueError("a log-probability is no number")
+    few = [[[value, other] for value, other, *_ in step] for step in best]
+    return [[token[0], token[1], candidates] for token, candidates in zip(tokens, few, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class Prompts:
     prefix: list[int]
     tails: list[list[int]]
     hit: list[int]
+    endings: list[list[int]]
 
     @classmethod
     def seeded(cls) -> Prompts:
@@ -72,6 +83,7 @@ class Prompts:
             ids(4096),
             [ids(64) for _ in range(STREAMS)],
             ids(PREFIX_HIT + 96),
+            [ids(ENDING_LENGTH) for _ in range(ENDINGS)],
         )
 
 
@@ -106,38 +118,29 @@ def timed(port: int, prompts: Prompts, lengths: tuple[int, ...], streams: int) -
     return result
 
 
-def scores(port: int, prompts: Prompts, lengths: tuple[int, ...], streams: int) -> dict[str, list[list[float]]]:
-    """Log-probabilities of the greedy tokens: random weights repeat a few tokens, but not their probabilities."""
-    found = {str(length): scored(port, prompts.single[length], SCORED_TOKENS) for length in lengths}
-    with concurrent.futures.ThreadPoolExecutor(max(streams, 1)) as pool:
-        tails = prompts.tails[:streams]
-        many = pool.map(lambda tail: scored(port, prompts.prefix + tail, SCORED_TOKENS), tails)
-        found |= {f"stream-{index}": score for index, score in enumerate(many)}
+def scores(port: int, prompts: Prompts, lengths: tuple[int, ...], streams: int) -> dict[str, list[Any]]:
+    """Log-probabilities of greedy tokens: each prompt alone, and the streams together.
+
+    Each prompt is sent once before: from then on it is a prefix hit, so that a repetition computes the same.
+    """
+    tails = [prompts.prefix + tail for tail in prompts.tails[:streams]]
+    found: dict[str, list[Any]] = {}
+    for length in lengths:
+        scored(port, prompts.single[length], 1)
+        found[str(length)] = scored(port, prompts.single[length], SCORED_TOKENS)
+    if tails:
+        scored(port, prompts.prefix, 1)
+        with concurrent.futures.ThreadPoolExecutor(len(tails)) as pool:
+            list(pool.map(lambda tail: scored(port, tail, 1), tails))
+            many = pool.map(lambda tail: scored(port, tail, SCORED_TOKENS), tails)
+            found |= {f"stream-{index}": score for index, score in enumerate(many)}
     return found
 
 
-def apart(found: dict[str, list[list[float]]], reference: dict[str, list[list[float]]]) -> dict[str, float]:
-    """Largest difference of the log-probabilities up to the first token that differs, and over how many tokens.
-
-    LookupError if the two did not answer the same prompts.
-    """
-    if found.keys() != reference.keys():
-        raise LookupError(f"answers to {sorted(found)} and to {sorted(reference)}")
-    largest, tokens = 0.0, 0
-    for name in found:
-        for (mine, token), (theirs, other) in zip(found[name], reference[name], strict=False):
-            largest, tokens = max(largest, abs(mine - theirs)), tokens + 1
-            if token != other:
-                break
-    return {"largest": largest, "tokens": tokens}
-
-
-def agreement(outputs: dict[str, list[int]], reference: dict[str, list[int]]) -> dict[str, Any]:
-    """How many outputs equal the reference's, and where each other one first differs."""
-    common = [name for name in outputs if name in reference]
-    differing = {}
-    for name in common:
-        if outputs[name] != reference[name]:
-            pairs = zip(outputs[name], reference[name], strict=False)
-            differing[name] = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
-    return {"equal": len(common) - len(differing), "compared": len(common), "first_difference": differing}
+def ending_scores(port: int, prompts: Prompts, lengths: tuple[int, ...]) -> dict[str, list[Any]]:
+    """The same of short outputs after other endings of each prompt, one at a time: more tokens after equal texts."""
+    return {
+        f"{length}/{index}": scored(port, prompts.single[length][:-ENDING_LENGTH] + ending, ENDING_TOKENS)
+        for length in lengths
+        for index, ending in enumerate(prompts.endings)
+    }

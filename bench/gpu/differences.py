@@ -1,0 +1,102 @@
+"""How far a server's greedy outputs and their log-probabilities are from another's, and why outputs differ.
+
+A scored token is [log-probability, token id, [[log-probability, token id] of the best few]]. The first token of an
+output comes from prefill, the others from decode; two outputs are compared up to the first token that differs, since
+after it the two servers answer different questions.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+Scores = dict[str, list[Any]]
+
+
+def logprob(scored: list[Any], token: int) -> float | None:
+    """Of one candidate at one step, None if it is not among those that came."""
+    if scored[1] == token:
+        return float(scored[0])
+    best = scored[2] if len(scored) > 2 else ()  # runs before 2026-11-30 kept none
+    return next((float(value) for value, other in best if other == token), None)
+
+
+def apart(found: Scores, reference: Scores) -> dict[str, Any]:
+    """How far log-probabilities of the same token after the same text are apart, in prefill and in decode.
+
+    LookupError if the two did not answer the same prompts.
+    """
+    if found.keys() != reference.keys():
+        raise LookupError(f"answers to {sorted(found)} and to {sorted(reference)}")
+    prefill, decode, unknown = [], [], 0
+    for name in found:
+        for step, (mine, theirs) in enumerate(zip(found[name], reference[name], strict=False)):
+            value = logprob(mine, theirs[1])
+            if value is None:
+                unknown += 1  # the other's best is not even among the best few: further apart than any below
+            else:
+                (decode if step else prefill).append(abs(value - theirs[0]))
+            if mine[1] != theirs[1]:
+                break
+    return {
+        "tokens": len(decode),
+        "median": statistics.median(decode) if decode else None,
+        "nine_of_ten": sorted(decode)[len(decode) * 9 // 10] if decode else None,
+        "largest": max(decode, default=None),
+        "not_among_the_best": unknown,
+        "prefill_tokens": len(prefill),
+        "prefill_largest": max(prefill, default=None),
+    }
+
+
+def explained(found: Scores, reference: Scores) -> list[dict[str, Any]]:
+    """The first token that differs of each output, with both candidates' log-probabilities on both servers.
+
+    `margin` is by how much the reference preferred its own; `moved` by how much the two candidates moved against each
+    other between the servers. A near tie has a margin that is below what log-probabilities of equal tokens are apart.
+    """
+    rows = []
+    for name in found:
+        pairs = enumerate(zip(found[name], reference[name], strict=False))
+        step = next((i for i, (mine, theirs) in pairs if mine[1] != theirs[1]), None)
+        if step is None:
+            continue
+        mine, theirs = found[name][step], reference[name][step]
+        row: dict[str, Any] = {"prompt": name, "step": step, "ids": [theirs[1], mine[1]]}
+        row["reference"] = [theirs[0], logprob(theirs, mine[1])]
+        row["found"] = [logprob(mine, theirs[1]), mine[0]]
+        values = [*row["reference"], *row["found"]]
+        row["margin"] = None if values[1] is None else values[0] - values[1]
+        row["moved"] = None if None in values else (values[0] - values[1]) - (values[2] - values[3])
+        rows.append(row)
+    return rows
+
+
+def in_words(row: dict[str, Any]) -> str:
+    """One difference in words."""
+
+    def text(value: float | None) -> str:
+        return "further down" if value is None else f"{value:.3f}"
+
+    theirs, mine = row["ids"]
+    return (
+        f"{row['prompt']}, token {row['step']}: {theirs} ({text(row['reference'][0])}; here {text(row['found'][0])}), "
+        f"here {mine} ({text(row['reference'][1])}; here {text(row['found'][1])}); "
+        f"margin {text(row['margin'])}, moved {text(row['moved'])}"
+    )
+
+
+def agreement(outputs: dict[str, list[int]], reference: dict[str, list[int]]) -> dict[str, Any]:
+    """How many outputs equal the reference's, and where each other one first differs."""
+    common = [name for name in outputs if name in reference]
+    differing = {}
+    for name in common:
+        if outputs[name] != reference[name]:
+            pairs = zip(outputs[name], reference[name], strict=False)
+            differing[name] = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
+    return {"equal": len(common) - len(differing), "compared": len(common), "first_difference": differing}
+
+
+def ids(scores: Scores) -> dict[str, list[int]]:
+    """The outputs that were scored."""
+    return {name: [token[1] for token in tokens] for name, tokens in scores.items()}
