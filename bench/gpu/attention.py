@@ -40,6 +40,7 @@ SCALE = 1 / 16
 CASES = ("1x512", "1x8192", "1x131072", "16x4096", "64x4096")
 TUNINGS = ("shipped",)
 COPY_BYTES_PER_S = 4.2e12
+CONTEXT, TRITON_SPLITS = 200_000, 8  # compare.py's --context-length; SGLang's own --triton-attention-num-kv-splits
 
 
 def tuning_of(text: str, module: ModuleType) -> Any:
@@ -274,13 +275,38 @@ def flashinfer_rows(
 
 
 def sglang_triton_step(batch: Batch, pools: list[torch.Tensor]) -> Callable[[], None]:
-    """SGLang's own Triton decode on the same FP8 pool, with 16 splits; its backend takes more for long requests."""
-    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+    """SGLang's own Triton decode on the same FP8 pool, as its backend calls it for this model on a server.
 
-    splits = torch.full((batch.requests,), 16, dtype=torch.int32, device="cuda")
+    That is layers/attention/triton_backend.py of 0.5.15.post1 (the payload's): the most splits that MLA gets there,
+    how many of them a request takes by its length (found once a step, before the layers), int64 indices, has_mla and
+    PDL. The server also joins the two parts of the query in each layer; that is left out here.
+    """
+    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+    from sglang.srt.layers.attention.triton_ops.metadata import get_num_kv_splits_triton
+
+    cores = torch.cuda.get_device_properties(0).multi_processor_count
+    context = triton.next_power_of_2(triton.cdiv(CONTEXT, 32))
+    most = max(TRITON_SPLITS, min(triton.next_power_of_2(cores), context))
+    splits = torch.full((batch.requests,), most, dtype=torch.int32, device="cuda")
+    lengths = batch.indptr.diff().long()
+    # The backend counts as many KV heads as the model's config.json names: as many as heads.
+    get_num_kv_splits_triton[(1,)](
+        splits,
+        lengths,
+        batch.requests,
+        1,
+        batch.heads,
+        batch.heads,
+        most,
+        cores,
+        MAX_NUM_SEQ=max(256, triton.next_power_of_2(batch.requests)),
+    )
+    batch.facts["splits"] = sorted(set(splits.tolist()))
     query = torch.cat((batch.query, batch.rope), -1)
-    part = torch.empty(batch.requests, batch.heads, 16, LATENT, dtype=torch.float32, device="cuda")
-    lse = torch.empty(batch.requests, batch.heads, 16, dtype=torch.float32, device="cuda")
+    indices = batch.indices.long()
+    part = torch.zeros(batch.requests, batch.heads, most, LATENT, dtype=torch.float32, device="cuda")
+    lse = torch.zeros(batch.requests, batch.heads, most, dtype=torch.float32, device="cuda")
+    pdl = torch.cuda.get_device_capability()[0] >= 9
 
     def step() -> None:
         for pool in pools:
@@ -290,14 +316,20 @@ def sglang_triton_step(batch: Batch, pools: list[torch.Tensor]) -> Callable[[], 
                 pool[..., :LATENT],
                 batch.out,
                 batch.indptr,
-                batch.indices,
+                indices,
                 part,
                 lse,
                 splits,
-                16,
+                most,
                 SCALE,
                 1.0,
                 1.0,
+                logit_cap=0.0,
+                sinks=None,
+                xai_temperature_len=-1,
+                has_mla=True,
+                use_pdl=pdl,
+                page_size=1,
             )
 
     return step
@@ -330,6 +362,8 @@ def measured(
         torch.cuda.synchronize()
         return {"row": name, "case": batch.name, "error": f"{type(error).__name__}: {str(error)[:160]}"}
     cell: dict[str, Any] = {"row": name, "case": batch.name, "ms": ms}
+    if name == "sglang-triton":
+        cell |= batch.facts
     if check and batch.wanted is not None:
         batch.out.fill_(float("nan"))
         replay()
