@@ -78,7 +78,7 @@ def test_a_token_that_the_other_did_not_rank_is_said_to_be_further_down() -> Non
     assert row["margin"] is None
     assert "margin further down" in differences.in_words(row)
     with pytest.raises(LookupError):
-        differences.apart({}, reference)
+        differences.by_load({}, reference)
 
 
 class Server(BaseHTTPRequestHandler):
@@ -118,7 +118,9 @@ def test_the_load_scores_each_prompt_and_its_endings(port: int) -> None:
     assert set(found) == {"512", "8192", "stream-0", "stream-1", *(f"{n}/{i}" for n in (512, 8192) for i in range(4))}
     assert found["512"][0] == [-0.5, 512, [[-0.5, 512], *([-1.0 - i, i] for i in range(4))]]
     assert {len(tokens) for name, tokens in found.items() if "/" in name} == {greedy.ENDING_TOKENS}
-    assert differences.apart(found, found)["largest"] == 0
+    loads = differences.by_load(found, found)
+    assert {load: fact["tokens"] for load, fact in loads.items()} == {"512": 59, "8192": 59, "streams": 62}
+    assert differences.summary(loads).startswith("512: 0.0000 / 0.0000 / 0.0000 of 59, prefill 0.0000; ")
     assert differences.explained(found, found) == []
 
 

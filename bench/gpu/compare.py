@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from copies import REPOSITORY, SAID, SITE, WEIGHTS, copy_of, environment, mlapatch, own_copy
-from differences import agreement, apart, explained, ids, in_words
+from differences import agreement, by_load, explained, ids, in_words, summary
 from greedy import Prompts, ending_scores, scores, timed
 from variants import VARIANTS, Variant
 
@@ -208,7 +208,7 @@ def result(
             first = scores(*load)
             entry["scores"] = first | ending_scores(*load[:3])
             # The same server again: how far apart equal computations are.
-            entry["apart_from_itself"] = apart(scores(*load), first)
+            entry["apart_from_itself"] = by_load(scores(*load), first)
             entry["measured_s"] = round(time.monotonic() - began, 1)
         except (OSError, ValueError, LookupError, ArithmeticError, TypeError, http.client.HTTPException) as error:
             entry["error"] = f"{type(error).__name__}: {error}"
@@ -232,7 +232,7 @@ def result(
     if "outputs" in reference and "outputs" in entry:
         entry["agreement"] = agreement(entry["outputs"], reference["outputs"])
     if "scores" in reference and "scores" in entry and reference["scores"].keys() == entry["scores"].keys():
-        entry["apart"] = apart(entry["scores"], reference["scores"])
+        entry["apart"] = by_load(entry["scores"], reference["scores"])
         entry["scored_agreement"] = agreement(ids(entry["scores"]), ids(reference["scores"]))
         entry["differences"] = explained(entry["scores"], reference["scores"])
     return entry
@@ -246,9 +246,8 @@ def report(name: str, entry: dict[str, Any]) -> None:
         f"{name}: ready={entry['ready']} start={entry['start_s']}s measured={entry.get('measured_s')}s "
         f"{single} {streams} equal={' '.join(equal)} {entry.get('agreement', {}).get('first_difference', '')} "
         f"accept={entry['facts']['accept_len'][-3:]} {entry.get('error', '')}",
-        f"  apart {entry.get('apart')}",
-        f"  itself {entry.get('apart_from_itself')}",
-        *(f"  {in_words(row)}" for row in entry.get("differences", [])),
+        *(f"  {key} {summary(entry[key])}" for key in ("apart", "apart_from_itself") if key in entry),
+        *(f"  {in_words(row)}" for row in entry.get("differences", [])[:12]),
         sep="\n",
         flush=True,
     )

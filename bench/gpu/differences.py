@@ -49,6 +49,33 @@ def apart(found: Scores, reference: Scores) -> dict[str, Any]:
     }
 
 
+def by_load(found: Scores, reference: Scores) -> dict[str, dict[str, Any]]:
+    """`apart` for each prompt length (with its endings), and for the streams, whose batches differ from run to run."""
+    if found.keys() != reference.keys():
+        raise LookupError(f"answers to {sorted(found)} and to {sorted(reference)}")
+    loads: dict[str, list[str]] = {}
+    for name in found:
+        loads.setdefault("streams" if name.startswith("stream-") else name.partition("/")[0], []).append(name)
+    return {
+        load: apart({name: found[name] for name in names}, {name: reference[name] for name in names})
+        for load, names in loads.items()
+    }
+
+
+def summary(loads: dict[str, dict[str, Any]]) -> str:
+    """`by_load` in one line: of decoded tokens, the median, nine of ten and the largest."""
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4f}"
+
+    return "; ".join(
+        f"{load}: {' / '.join(number(fact[key]) for key in ('median', 'nine_of_ten', 'largest'))} of {fact['tokens']}"
+        + (f" (+ {fact['not_among_the_best']} not among the best)" if fact["not_among_the_best"] else "")
+        + f", prefill {number(fact['prefill_largest'])}"
+        for load, fact in loads.items()
+    )
+
+
 def explained(found: Scores, reference: Scores) -> list[dict[str, Any]]:
     """The first token that differs of each output, with both candidates' log-probabilities on both servers.
 
