@@ -64,6 +64,7 @@ def test_equal_tokens_are_compared_until_one_differs() -> None:
     (row,) = differences.explained(found, reference)
     assert (row["prompt"], row["step"], row["ids"]) == ("a", 1, [2, 3])
     assert (row["margin"], row["moved"]) == (0.125, 0.375)
+    assert differences.margins([row]) == {"outputs": 1, "unknown": 0, "margin": [0.125, 0.125], "moved": [0.375, 0.375]}
     assert differences.in_words(row) == (
         "a, token 1: 2 (-2.000; here -2.250), here 3 (-2.125; here -2.000); margin 0.125, moved 0.375"
     )
@@ -76,6 +77,7 @@ def test_a_token_that_the_other_did_not_rank_is_said_to_be_further_down() -> Non
     assert differences.apart(found, reference)["not_among_the_best"] == 1
     (row,) = differences.explained(found, reference)
     assert row["margin"] is None
+    assert differences.margins([row]) == {"outputs": 1, "unknown": 1, "margin": None, "moved": None}
     assert "margin further down" in differences.in_words(row)
     with pytest.raises(LookupError):
         differences.by_load({}, reference)

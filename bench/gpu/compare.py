@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from copies import REPOSITORY, SAID, SITE, WEIGHTS, copy_of, environment, mlapatch, own_copy
-from differences import agreement, by_load, explained, ids, in_words, summary
+from differences import agreement, by_load, explained, ids, in_words, margins, summary
 from greedy import Prompts, ending_scores, scores, timed
 from variants import VARIANTS, Variant
 
@@ -235,6 +235,7 @@ def result(
         entry["apart"] = by_load(entry["scores"], reference["scores"])
         entry["scored_agreement"] = agreement(ids(entry["scores"]), ids(reference["scores"]))
         entry["differences"] = explained(entry["scores"], reference["scores"])
+        entry["margins"] = margins(entry["differences"])
     return entry
 
 
@@ -247,6 +248,7 @@ def report(name: str, entry: dict[str, Any]) -> None:
         f"{single} {streams} equal={' '.join(equal)} {entry.get('agreement', {}).get('first_difference', '')} "
         f"accept={entry['facts']['accept_len'][-3:]} {entry.get('error', '')}",
         *(f"  {key} {summary(entry[key])}" for key in ("apart", "apart_from_itself") if key in entry),
+        f"  differing {entry.get('margins')}",
         *(f"  {in_words(row)}" for row in entry.get("differences", [])[:12]),
         sep="\n",
         flush=True,

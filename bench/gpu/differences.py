@@ -99,6 +99,15 @@ def explained(found: Scores, reference: Scores) -> list[dict[str, Any]]:
     return rows
 
 
+def margins(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of `explained`: median and largest of each kind, and how many were not near enough to be among the best few."""
+    found: dict[str, Any] = {"outputs": len(rows), "unknown": sum(row["moved"] is None for row in rows)}
+    for key in ("margin", "moved"):
+        known = [abs(row[key]) for row in rows if row[key] is not None]
+        found[key] = [statistics.median(known), max(known)] if known else None
+    return found
+
+
 def in_words(row: dict[str, Any]) -> str:
     """One difference in words."""
 

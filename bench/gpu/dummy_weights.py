@@ -4,7 +4,7 @@ SGLang's own dummy weights lie within 0.001 of zero, norm weights too: every tok
 uniform choice, whatever attention did. With these the model behaves like a transformer:
 
 - norm weights are 1, matrices have variance 1/fan_in, each tensor with a seed of its own name;
-- what the layers add to the residual stream has about the size of the embedding, so that no part drowns another;
+- all layers together add to the residual stream about twice the size of the embedding, most of it attention;
 - coordinate 0 of the residual stream is the same for every token and only feeds rotary parts of queries and keys. With
   all rotary pairs alike the logit falls with the logarithm of the distance, so attention falls with a power of it, a
   different one for each head: at any length the newest token has a share, and so have the far ones;
