@@ -19,6 +19,10 @@ import pytest
 
 from tests.corpus import Corpus, cache_root
 from tests.install.local_index import LocalIndex, serving
+from tests.quicker import collect_less, remember_answers
+
+remember_answers()
+collect_less()
 
 TreeFactory: TypeAlias = Callable[[str], Path]
 

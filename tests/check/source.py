@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -125,27 +125,43 @@ def is_call_of(*attributes: str) -> Callable[[ast.AST], bool]:
     )
 
 
+@lru_cache(maxsize=8)  # one file before, and what each patch makes of it
+def parsed(source: bytes) -> ast.Module:
+    """The tree, to be read only."""
+    return ast.parse(source)
+
+
 def same_code(one: bytes, other: bytes) -> bool:
     """Whether two files are the same but for formatting and comments."""
-    return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+    return ast.dump(parsed(one)) == ast.dump(parsed(other))
 
 
 def outside(source: bytes, scopes: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Everything of a file that is not in the given scopes: (name, code) of methods and top-level statements."""
     inside = set(scopes)
-    for statement in ast.parse(source).body:
+    return ((name, code) for scope, name, code in _parts(source) if scope not in inside)
+
+
+@lru_cache(maxsize=8)
+def _parts(source: bytes) -> tuple[tuple[str, str, str], ...]:
+    """(scope, name, code) of methods and top-level statements; what can be no scope has the scope ''."""
+    found = []
+    for statement in parsed(source).body:
         if isinstance(statement, ast.ClassDef):
             for member in statement.body:
-                name = getattr(member, "name", type(member).__name__)
-                if f"{statement.name}.{name}" not in inside:
-                    yield f"{statement.name}.{name}", ast.dump(member)
+                name = f"{statement.name}.{getattr(member, 'name', type(member).__name__)}"
+                found.append((name, name, ast.dump(member)))
             head = (statement.name, [ast.dump(n) for n in (*statement.bases, *statement.decorator_list)])
-            yield f"class {statement.name}", repr(head)
-        elif not (isinstance(statement, ast.FunctionDef) and statement.name in inside):
-            yield getattr(statement, "name", type(statement).__name__), ast.dump(statement)
+            found.append(("", f"class {statement.name}", repr(head)))
+        else:
+            scope = statement.name if isinstance(statement, ast.FunctionDef) else ""
+            name = getattr(statement, "name", type(statement).__name__)
+            found.append((scope, name, ast.dump(statement)))
+    return tuple(found)
 
 
-def unbound_names(source: bytes) -> set[str]:
+@lru_cache(maxsize=8)
+def unbound_names(source: bytes) -> frozenset[str]:
     """Names that some code of the file loads and that nothing in the file binds: NameErrors waiting to happen."""
     import builtins
     import symtable
@@ -163,7 +179,7 @@ def unbound_names(source: bytes) -> set[str]:
     top = symtable.symtable(source.decode("utf-8-sig"), "file", "exec")
     bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
     visit(top, bound | set(dir(builtins)) | {"__file__", "__name__", "__annotations__", "__conditional_annotations__"})
-    return missing - set(_guarded(ast.parse(source)))
+    return frozenset(missing - set(_guarded(parsed(source))))
 
 
 def _guarded(tree: ast.Module) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import os
 from collections import Counter
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +20,7 @@ from mlapatch.catalogue import load_catalogue
 from mlapatch.engine.judgement import Judgement
 from mlapatch.engine.verdict import Fits, apply, definitions, judge
 from tests.check.perturbations import FITS, Perturbation
-from tests.check.source import NotHere, Source, outside, same_code, unbound_names
+from tests.check.source import NotHere, Source, outside, parsed, same_code, unbound_names
 from tests.check.table import RUNNER_TABLE, TABLE
 from tests.corpus import ALL_CONTENTS, BACKEND, RUNNER, Corpus, cache_root
 
@@ -74,9 +74,10 @@ def assert_right(before: bytes, after: bytes, patch: Patch) -> None:
     assert set(identifiers(before) - identifiers(after)) <= REPLACED
 
 
+@lru_cache(maxsize=8)
 def identifiers(data: bytes) -> Counter[str]:
     found: Counter[str] = Counter()
-    for node in ast.walk(ast.parse(data)):
+    for node in ast.walk(parsed(data)):
         for name in ("id", "attr", "arg", "name"):
             value = getattr(node, name, None)
             if isinstance(value, str):

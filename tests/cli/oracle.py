@@ -65,17 +65,27 @@ def whole_pool_casts(source: bytes, owner: str = BACKEND_CLASS) -> list[int]:
 
 def segments(source: bytes, wanted: str) -> list[str]:
     """The exact text of what must not be touched: the class `wanted`, calls on `ragged` wrappers, the DCP branch."""
-    text = source.decode()
+    lines, tree = source.splitlines(keepends=True), ast.parse(source)
+    assert len(lines) == source.count(b"\n") + (not source.endswith(b"\n")), "Python's lines are those of `lines`"
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if wanted == "ragged" and isinstance(node, ast.Call) and "ragged" in ast.unparse(node.func):
-            found.append(ast.get_source_segment(text, node))
+            found.append(_segment(lines, node))
         elif wanted == "dcp" and isinstance(node, ast.If) and "dcp_kv_buffer" in "".join(map(ast.unparse, node.body)):
-            inner = [ast.get_source_segment(text, statement) for statement in node.body]
-            found.append("\n".join(part or "" for part in inner))
+            found.append("\n".join(_segment(lines, statement) for statement in node.body))
         elif isinstance(node, ast.ClassDef) and node.name == wanted:
-            found.append(ast.get_source_segment(text, node))
-    return [part or "" for part in found]
+            found.append(_segment(lines, node))
+    return found
+
+
+def _segment(lines: list[bytes], node: ast.expr | ast.stmt) -> str:
+    """What `ast.get_source_segment` gives, without taking the lines apart for each node."""
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    part = lines[node.lineno - 1 : node.end_lineno]
+    part[-1] = part[-1][: node.end_col_offset]
+    part[0] = part[0][node.col_offset :]
+    return b"".join(part).decode()
 
 
 def trespasses(before: bytes, after: bytes, patch: str) -> list[str]:
