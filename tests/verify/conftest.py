@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,7 +19,9 @@ from packaging.version import Version
 from mlapatch.catalogue import load_catalogue
 from mlapatch.engine.edit import Patched, apply_edits
 from mlapatch.verify import Job, ScenarioResult, run_job
+from tests.verify.ready import stand_in
 
+ROOT = Path(__file__).parents[2]
 SABOTAGED = Path(__file__).parent / "sabotaged"
 BACKEND = Path("srt/layers/attention/flashinfer_mla_backend.py")
 
@@ -33,6 +38,22 @@ def torch_python() -> str:
     return python
 
 
+@pytest.fixture(scope="session")
+def ready_python(torch_python: str) -> Iterator[str]:
+    """Does what `torch_python` does, in a fork of one that has torch and Triton loaded."""
+    folder = Path(tempfile.mkdtemp(prefix="mlapatch-ready-"))  # a socket's path must be short
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [torch_python, "-m", "tests.verify.ready", str(folder / "socket")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True) as ready:
+        try:
+            assert ready.stdout is not None
+            assert ready.stdout.readline() == b"ready\n"
+            yield str(stand_in(folder, torch_python, folder / "socket"))
+        finally:
+            os.killpg(ready.pid, signal.SIGKILL)
+            shutil.rmtree(folder)
+
+
 @pytest.fixture
 def package(wheel_dir: Callable[[str], Path]) -> Callable[[str], Path]:
     """`package("0.5.9")` -> the whole folder `sglang`, from `MLAPATCH_TEST_WHEELS/0.5.9/sglang` where that exists."""
@@ -45,7 +66,7 @@ def package(wheel_dir: Callable[[str], Path]) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def verify(torch_python: str, package: Callable[[str], Path], tmp_path: Path) -> Verify:
+def verify(ready_python: str, package: Callable[[str], Path], tmp_path: Path) -> Verify:
     """`verify(patch, version, *scenarios)` -> results by scenario; patch None: stock against itself."""
 
     def run(patch: str | None, version: str, *scenarios: str, exact: bool = True) -> dict[str, ScenarioResult]:
@@ -56,7 +77,7 @@ def verify(torch_python: str, package: Callable[[str], Path], tmp_path: Path) ->
             target = tmp_path / f"{patch}.py"
             target.write_text(patched_text(patch, version, stock.read_bytes()))
         job = Job(stock, target, folder, version, patch or "stock", only=scenarios, exact=exact)
-        return {r.scenario: r for r in run_job(job, python=torch_python, timeout_s=300).results}
+        return {r.scenario: r for r in run_job(job, python=ready_python, timeout_s=300).results}
 
     return run
 

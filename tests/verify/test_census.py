@@ -27,7 +27,7 @@ SLOTS = batch.table(SCENARIO, 0)
 
 
 @pytest.fixture
-def alone(torch_python: str, package: Callable[[str], Path], tmp_path: Path) -> Alone:
+def alone(ready_python: str, package: Callable[[str], Path], tmp_path: Path) -> Alone:
     """`alone(patch, version, *scenarios)` -> what each step was held against and what differs, by scenario."""
 
     def run(patch: str, version: str, *scenarios: str) -> dict[str, list[tuple[str, str]]]:
@@ -40,7 +40,7 @@ def alone(torch_python: str, package: Callable[[str], Path], tmp_path: Path) -> 
         )
         environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
         environment["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-        command = [torch_python, "-m", "tests.verify.census_alone", str(job), *scenarios]
+        command = [ready_python, "-m", "tests.verify.census_alone", str(job), *scenarios]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         return dict(json.loads(line) for line in done.stdout.splitlines())
