@@ -12,7 +12,6 @@ import json
 import os
 import runpy
 import shlex
-import signal
 import socket
 import sys
 import traceback
@@ -44,7 +43,6 @@ def main(address: str) -> None:
     import torch  # noqa: F401
     import triton  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel keeps no zombies
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
@@ -55,11 +53,13 @@ def main(address: str) -> None:
                 listening.close()
                 os._exit(_answer(asking))
             asking.close()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
 
 
 def _answer(asking: socket.socket) -> int:
     """Runs the program with the asker's arguments, environment, folder and output, and says how it ended."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     head, outputs, _, _ = socket.recv_fds(asking, 4, 2)
     with asking.makefile("rb") as sent:
         asked = json.loads(sent.read(int.from_bytes(head, "big")))
@@ -69,7 +69,7 @@ def _answer(asking: socket.socket) -> int:
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
-    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.path[:0] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     code = _ended(*asked["arguments"])
     for stream in (sys.stdout, sys.stderr):
