@@ -4,7 +4,8 @@
     python3 bench/gpu/attention.py --json OUT.json [--budget 80] [--only fused] [--cases 1x512,16x4096] [--tunings A,B]
 
 Every row is checked against float64 on fresh random data (the outputs are NaN before) and timed as the median of
-replays of one graph of all layers, each layer with a pool of its own. A tuning is written
+replays of one graph of all layers, each layer with a pool of its own. A case is REQUESTSxTOKENS[v][hHEADS][qPOWER]: v
+for lengths that vary from 0 to twice TOKENS, POWER for a query times 2 ** POWER. A tuning is written
 TILE.WARPS.STAGES.PROGRAMS with o (overlapped launches), or "shipped": what the patch itself takes for the batch. The
 row "read" only reads the rows: the limit of random access. Needs torch and Triton; the rows that need flashinfer or
 SGLang appear where they can be imported (--site). The snippets come from patches/, as an applied patch has them.
@@ -24,7 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,11 +33,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from batches import LATENT, ROPE, SCALE, WIDTH, Batch, Case, batch_of, reference
 from snippets import FUSED_DECODE, load
 
 ROOT = Path(__file__).resolve().parents[2]
-LATENT, ROPE, WIDTH = 512, 64, 576
-SCALE = 1 / 16
 CASES = ("1x512", "1x8192", "1x131072", "16x4096", "64x4096")
 TUNINGS = ("shipped",)
 COPY_BYTES_PER_S = 4.2e12
@@ -51,56 +51,6 @@ def tuning_of(text: str, module: ModuleType) -> Any:
     if not match:
         raise SystemExit(f"--tunings: '{text}' is neither 'shipped' nor TILE.WARPS.STAGES.PROGRAMS[o]")
     return module.FusedTuning(*(int(number) for number in match.groups()[:4]), overlap=bool(match[5]))
-
-
-@dataclass
-class Batch:
-    """The inputs of one case."""
-
-    name: str
-    requests: int
-    tokens: int
-    heads: int
-    slots: int
-    indices: torch.Tensor
-    indptr: torch.Tensor
-    query: torch.Tensor
-    rope: torch.Tensor
-    out: torch.Tensor
-    wanted: torch.Tensor | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-def batch_of(name: str, heads: int, slots: int) -> Batch:
-    match = re.fullmatch(r"(\d+)x(\d+)(?:h(\d+))?", name)
-    if not match:
-        raise SystemExit(f"--cases: '{name}' is not REQUESTSxTOKENS[hHEADS]")
-    requests, tokens = int(match[1]), int(match[2])
-    heads = int(match[3] or heads)
-    device = "cuda"
-    return Batch(
-        name,
-        requests,
-        tokens,
-        heads,
-        slots,
-        torch.randperm(slots, device=device)[: requests * tokens].int(),
-        torch.arange(requests + 1, device=device, dtype=torch.int32) * tokens,
-        torch.randn(requests, heads, LATENT, device=device, dtype=torch.bfloat16),
-        torch.randn(requests, heads, ROPE, device=device, dtype=torch.bfloat16),
-        torch.empty(requests, heads, LATENT, device=device, dtype=torch.bfloat16),
-    )
-
-
-def reference(batch: Batch, pool: torch.Tensor) -> torch.Tensor:
-    """float64 attention over one layer's pool."""
-    rows = []
-    for i in range(batch.requests):
-        slots = batch.indices[i * batch.tokens : (i + 1) * batch.tokens].long()
-        key = pool[slots, 0].double()
-        score = batch.query[i].double() @ key[:, :LATENT].T + batch.rope[i].double() @ key[:, LATENT:].T
-        rows.append(torch.softmax(score * SCALE, -1) @ key[:, :LATENT])
-    return torch.stack(rows)
 
 
 def replay_ms(step: Callable[[], None], *, seconds: float = 0.12) -> tuple[float, Callable[[], None]]:
@@ -159,29 +109,22 @@ def fused_step(module: ModuleType, batch: Batch, pools: list[torch.Tensor], tuni
     return step
 
 
-def compile_one(job: tuple[str, str, int]) -> str:
+def compile_one(job: tuple[str, Case]) -> str:
     """Run one tuning on a tiny batch in a process of its own: its kernels are then in Triton's cache."""
-    text, case, heads = job
+    text, case = job
     module = load(FUSED_DECODE)
-    requests = int(case.split("x")[0])
-    match = re.fullmatch(r".*h(\d+)", case)
-    batch = batch_of(f"{requests}x4h{match[1] if match else heads}", heads, max(64, 4 * requests))
+    batch = batch_of(replace(case, tokens=4, ragged=False), max(64, 4 * case.requests))
     pool = torch.zeros(batch.slots, 1, WIDTH, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn)
     try:
         fused_step(module, batch, [pool], tuning_of(text, module))()
         torch.cuda.synchronize()
     except Exception as error:
-        return f"{text} {case}: {type(error).__name__}: {str(error)[:200]}"
+        return f"{text} {case.name}: {type(error).__name__}: {str(error)[:200]}"
     return ""
 
 
-def compile_all(tunings: list[str], cases: list[str], heads: int) -> list[str]:
-    seen: dict[tuple[str, int, str], tuple[str, str, int]] = {}
-    for text in tunings:
-        for case in cases:
-            requests, _, rest = case.partition("x")
-            shape = (text, (int(requests) - 1).bit_length(), rest.partition("h")[2])
-            seen.setdefault(shape, (text, case, heads))
+def compile_all(tunings: list[str], cases: list[Case]) -> list[str]:
+    seen = {(text, case.requests, case.heads): (text, case) for text in tunings for case in cases}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(12, len(seen)), mp_context=context) as pool:
         return [line for line in pool.map(compile_one, seen.values()) if line]
@@ -225,7 +168,7 @@ def flashinfer_rows(
         made = flashinfer.mla.BatchMLAPagedAttentionWrapper(
             torch.empty(128 << 20, dtype=torch.uint8, device="cuda"), backend="auto"
         )
-        lengths = torch.full((batch.requests,), batch.tokens, dtype=torch.int32, device="cuda")
+        lengths = batch.indptr.diff()
         queries = torch.arange(batch.requests + 1, dtype=torch.int32, device="cuda")
         made.plan(
             queries, batch.indptr, indices, lengths, batch.heads, LATENT, ROPE, 1, False, SCALE, torch.bfloat16, dtype
@@ -236,7 +179,7 @@ def flashinfer_rows(
         made.run(batch.query, batch.rope, rows[..., :LATENT], rows[..., LATENT:], out=batch.out, **scales)
 
     in_place = wrapper(batch.indices)
-    sequence = torch.arange(batch.requests * batch.tokens, dtype=torch.int32, device="cuda")
+    sequence = torch.arange(batch.indices.numel(), dtype=torch.int32, device="cuda")
     compact = wrapper(sequence)
     live = SimpleNamespace(_kv_indptr_buf=batch.indptr, _page_size=1)
 
@@ -360,8 +303,8 @@ def measured(
         ms, replay = replay_ms(step)
     except Exception as error:  # a tuning that does not fit this GPU is a result
         torch.cuda.synchronize()
-        return {"row": name, "case": batch.name, "error": f"{type(error).__name__}: {str(error)[:160]}"}
-    cell: dict[str, Any] = {"row": name, "case": batch.name, "ms": ms}
+        return {"row": name, "case": batch.case.name, "error": f"{type(error).__name__}: {str(error)[:160]}"}
+    cell: dict[str, Any] = {"row": name, "case": batch.case.name, "ms": ms}
     if name == "sglang-triton":
         cell |= batch.facts
     if check and batch.wanted is not None:
@@ -422,8 +365,9 @@ def main() -> None:
     if args.site:
         sys.path.insert(0, str(args.site))
     trouble: list[str] = []
+    cases = [Case.parsed(name, args.heads) for name in args.cases]
     if not args.profile and re.search(args.only, "fused"):
-        trouble = compile_all(args.tunings, args.cases, args.heads)
+        trouble = compile_all(args.tunings, cases)
     compiled = time.perf_counter() - begin
     module = load(FUSED_DECODE)
     torch.manual_seed(int(time.time()))
@@ -434,8 +378,8 @@ def main() -> None:
     ]
     cells: list[dict[str, Any]] = []
     ready = time.perf_counter() - begin
-    for case in args.cases:
-        batch = batch_of(case, args.heads, args.slots)
+    for case in cases:
+        batch = batch_of(case, args.slots)
         if args.profile:
             step = fused_step(module, batch, pools, tuning_of(args.tunings[0], module))
             for _ in range(3):
@@ -445,11 +389,11 @@ def main() -> None:
         batch.wanted = reference(batch, pools[-1])
         for name, step, check in rows_of(module, batch, pools, args):
             if time.perf_counter() - begin > args.budget:
-                trouble.append(f"budget of {args.budget} s spent before {name} at {case}")
+                trouble.append(f"budget of {args.budget} s spent before {name} at {case.name}")
                 break
             cells.append(measured(name, step, batch, check=check, module=module if name.startswith("fused") else None))
-        limit = 1e3 * batch.requests * batch.tokens * WIDTH * layers / COPY_BYTES_PER_S
-        cells.append({"row": "limit", "case": case, "ms": limit})
+        limit = 1e3 * batch.indices.numel() * WIDTH * layers / COPY_BYTES_PER_S
+        cells.append({"row": "limit", "case": case.name, "ms": limit})
         del batch
     result = {
         "date": time.strftime("%Y-%m-%d"),

@@ -106,12 +106,90 @@ def float_pair(words, HALF: tl.constexpr):
 
 
 @triton.jit
-def wait_for_kernel_before():
-    """Until the kernels before this one are done and what they wrote is visible (an overlapped launch does not wait)."""
+def scaled_pair(words, up, HALF: tl.constexpr, ASM: tl.constexpr):
+    """float16 of up times the lower and times the upper bfloat16 (HALF: float16) number of int32 words."""
+    if HALF or not ASM:
+        even, odd = float_pair(words, HALF)
+        return (even * up).to(tl.float16), (odd * up).to(tl.float16)
+    # The compiler moves a change of layout in front of inline assembly: one for the words instead of two for
+    # their float32 halves.
+    up = tl.broadcast_to(up, words.shape)
+    even = tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 bits;
+        .reg .f32 first, second;
+        shl.b32 bits, $1, 16;
+        mov.b32 first, bits;
+        mul.f32 first, first, $3;
+        shl.b32 bits, $2, 16;
+        mov.b32 second, bits;
+        mul.f32 second, second, $4;
+        cvt.rn.f16x2.f32 $0, second, first;
+        }
+        """,
+        "=&r,r,r,r,r",
+        [words, up],
+        dtype=tl.float16,
+        is_pure=True,
+        pack=2,
+    )
+    odd = tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 bits;
+        .reg .f32 first, second;
+        and.b32 bits, $1, 0xffff0000;
+        mov.b32 first, bits;
+        mul.f32 first, first, $3;
+        and.b32 bits, $2, 0xffff0000;
+        mov.b32 second, bits;
+        mul.f32 second, second, $4;
+        cvt.rn.f16x2.f32 $0, second, first;
+        }
+        """,
+        "=&r,r,r,r,r",
+        [words, up],
+        dtype=tl.float16,
+        is_pure=True,
+        pack=2,
+    )
+    return even, odd
+
+
+@triton.jit
+def repeated(query, ROWS: tl.constexpr):
+    """[warps, heads, columns] as [warps, ROWS, columns], the heads again and again."""
+    if query.shape[1] == ROWS:
+        return query
+    many = tl.broadcast_to(
+        query[:, None, :, :],
+        (query.shape[0], ROWS // query.shape[1], query.shape[1], query.shape[2]),
+    )
+    return tl.reshape(many, (query.shape[0], ROWS, query.shape[2]))
+
+
+@triton.jit
+def prefetch(address):
+    """Start to bring the lines of these addresses to the L2 cache."""
     tl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.b32 $0, 0;",
-        "=r,~{memory}",
-        [],
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [address.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def wait_for_kernel_before(number):
+    """number, once the kernels before this one are done and what they wrote is visible (an overlapped launch does not
+    wait). What number is made of is computed before that."""
+    return tl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.b32 $0, $1;",
+        "=r,r,~{memory}",
+        [number],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -140,8 +218,9 @@ def power_of_two(exponent):
 @triton.jit
 def shares(total, programs, TILE: tl.constexpr):
     """How all the batch's tokens are shared out in whole tiles: (least tiles of a program, programs with one more)."""
-    tiles = tl.cdiv(total, TILE)
-    used = tl.maximum(tl.minimum(programs, tiles), 1)
+    tiles = tl.maximum(tl.cdiv(total, TILE), 1)
+    # No more programs than the longest share makes necessary: fewer pieces.
+    used = tl.cdiv(tiles, tl.cdiv(tiles, programs))
     return tiles // used, tiles % used
 
 
@@ -207,18 +286,18 @@ def fused_decode_kernel(
     float16.
     """
     COLUMNS: tl.constexpr = 256 // WARPS
-    # A product has at least 16 rows: the query gets rows of zeros, and their scores are added to the others'.
+    # A product has at least 16 rows. Four warps hold the query in registers, its heads twice; two have no registers
+    # left for it, so that it waits in shared memory, with rows of zeros. The two halves of the scores are added.
     ROWS: tl.constexpr = 16 if HEADS < 16 else HEADS
+    PREPARED: tl.constexpr = HEADS if WARPS > 2 else ROWS
     LOG2_E: tl.constexpr = 1.4426950408889634
-    # Powers of two that the conversion of the pool's numbers left out.
-    GAIN: tl.constexpr = 1.0 if E5M2 or (ASM and CONVERT) else 256.0
-    if OVERLAP:
-        wait_for_kernel_before()
-        # All programs fit at once, so the second kernel takes no place from them.
-        let_next_kernel_start()
+    # Powers of two: what the conversion of the pool's numbers left out, and what repeated heads bring twice.
+    VALUE_GAIN: tl.constexpr = 1.0 if E5M2 or (ASM and CONVERT) else 256.0
+    SCORE_GAIN: tl.constexpr = VALUE_GAIN * PREPARED / ROWS
     program = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    head_row = tl.program_id(1) * HEADS + tl.arange(0, ROWS)
+    row_of_heads = tl.arange(0, PREPARED)
+    head_row = tl.program_id(1) * HEADS + row_of_heads
     request_ids = tl.arange(0, REQUESTS)
     ends = tl.load(
         kv_indptr + 1 + request_ids,
@@ -230,6 +309,20 @@ def fused_decode_kernel(
     begin = first_token(program, least, longer, TILE)
     end = tl.minimum(first_token(program + 1, least, longer, TILE), total)
     request = tl.sum((ends <= begin).to(tl.int32), 0)
+    tile = tl.arange(0, TILE)
+    if OVERLAP:
+        # kv_indptr and kv_indices are the plan's, from long before the kernel that this one overlaps. Rows are not:
+        # those of new tokens may still be on their way, and are only brought nearer.
+        if WARPS > 2:
+            if begin < end:
+                soon = tl.load(kv_indices + tl.minimum(begin + tile, end - 1))
+                if WIDE:
+                    soon = soon.to(tl.int64)
+                line = tl.minimum(tl.arange(0, 16), 8) * 32  # of 64 bytes, 9 a row
+                prefetch((pool + soon * ROW)[:, None] + line[None, :])
+        begin = wait_for_kernel_before(begin)
+        # All programs fit at once, so the second kernel takes no place from them.
+        let_next_kernel_start()
 
     warp = tl.arange(0, WARPS)[:, None, None]
     column = warp * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]
@@ -237,7 +330,6 @@ def fused_decode_kernel(
     # 32 words of rope: 16 for each of two warps (16 is the least that a product takes).
     rope = warp * 16 + tl.arange(0, 16)[None, None, :]
     rope_t = warp * 16 + tl.arange(0, 16)[None, :, None]
-    tile = tl.arange(0, TILE)
     while begin < end:
         if REQUESTS <= 32:  # a register a lane; more would spill
             first = tl.max(tl.where(request_ids < request, ends, 0), 0)
@@ -245,13 +337,13 @@ def fused_decode_kernel(
         else:
             first = tl.load(kv_indptr + request)
             last = tl.load(kv_indptr + request + 1)
+        last = tl.minimum(last, total)
         stop = tl.minimum(end, last)
         if begin < stop:
             # Past the end the last token again: a real row, its weight is 0.
             next_slot = tl.load(kv_indices + tl.minimum(begin + tile, stop - 1))
-            has_head = ((head_row < num_heads) & (tl.arange(0, ROWS) < HEADS))[
-                None, :, None
-            ]
+            has_head = (head_row < num_heads) & (row_of_heads < HEADS)
+            has_head = has_head[None, :, None]
             words = tl.load(
                 query
                 + request.to(tl.int64) * query_stride
@@ -260,8 +352,7 @@ def fused_decode_kernel(
                 mask=has_head,
                 other=0,
             )
-            even, odd = float_pair(words, HALF)
-            words = tl.load(
+            rope_words = tl.load(
                 query_rope
                 + request.to(tl.int64) * rope_stride
                 + head_row[None, :, None] * rope_head_stride
@@ -269,24 +360,25 @@ def fused_decode_kernel(
                 mask=has_head & (warp < 2),
                 other=0,
             )
-            rope_even, rope_odd = float_pair(words, HALF)
+            even, odd = float_pair(words, HALF)
+            rope_even, rope_odd = float_pair(rope_words, HALF)
             largest = tl.maximum(
                 tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 2),
                 tl.max(tl.maximum(tl.abs(rope_even), tl.abs(rope_odd)), 2),
             )
-            largest = tl.max(largest, 0)
+            largest = tl.max(largest, 0).to(tl.int32, bitcast=True)
             # To [2^14, 2^15): 268 = 127 + 127 + 14.
-            exponent = tl.minimum(268 - (largest.to(tl.int32, bitcast=True) >> 23), 254)
+            exponent = tl.minimum(268 - (largest >> 23), 254)
             up = power_of_two(exponent)[None, :, None]
-            even, odd = (even * up).to(tl.float16), (odd * up).to(tl.float16)
-            rope_even, rope_odd = (
-                (rope_even * up).to(tl.float16),
-                (rope_odd * up).to(tl.float16),
-            )
-            exponent = tl.min(tl.reshape(exponent, (ROWS // HEADS, HEADS)), 0)
+            even, odd = scaled_pair(words, up, HALF, ASM and WARPS > 2)
+            rope_even, rope_odd = scaled_pair(rope_words, up, HALF, ASM and WARPS > 2)
+            even, odd = repeated(even, ROWS), repeated(odd, ROWS)
+            rope_even = repeated(rope_even, ROWS)
+            rope_odd = repeated(rope_odd, ROWS)
+            exponent = tl.min(tl.reshape(exponent, (PREPARED // HEADS, HEADS)), 0)
             # Never 0, since that times the -inf of masked tokens is NaN.
             gain = tl.maximum(
-                power_of_two(254 - exponent) * (scale * (LOG2_E * GAIN)), 1e-37
+                power_of_two(254 - exponent) * (scale * (LOG2_E * SCORE_GAIN)), 1e-37
             )
 
             peak = tl.full((HEADS,), -float("inf"), tl.float32)
@@ -313,9 +405,9 @@ def fused_decode_kernel(
                 score = tl.reshape(score, (WARPS, ROWS // HEADS, HEADS, TILE))
                 score = tl.sum(tl.sum(score, 1), 0)
                 score = tl.where((token < stop)[None, :], score, -float("inf"))
-                new_peak = tl.maximum(peak, tl.max(score, 1) * gain)
-                fade = tl.exp2(peak - new_peak)
-                chance = tl.exp2(score * gain[:, None] - new_peak[:, None])
+                new_peak = tl.maximum(peak, tl.max(score, 1))
+                fade = tl.exp2((peak - new_peak) * gain)
+                chance = tl.exp2((score - new_peak[:, None]) * gain[:, None])
                 peak = new_peak
                 weight = weight * fade[:, None] + chance
                 chance = tl.broadcast_to(
@@ -327,7 +419,7 @@ def fused_decode_kernel(
                 value_odd = tl.dot(key_odd, chance, acc=value_odd * fade[None, None, :])
 
             weights = tl.sum(weight, 1)
-            lse = peak + tl.log2(weights)
+            lse = peak * gain + tl.log2(weights)
             value = (
                 tl.reshape(
                     tl.join(
@@ -336,7 +428,7 @@ def fused_decode_kernel(
                     ),
                     (WARPS, HEADS, 2 * COLUMNS),
                 )
-                * (GAIN / weights)[None, :, None]
+                * (VALUE_GAIN / weights)[None, :, None]
             )
             target = (
                 head[None, :, None] * 512
@@ -378,6 +470,7 @@ def combined(
     column,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """The columns of all pieces of a request, from program on, PIECES at once: (values, log-sum-exp)."""
     peak = -float("inf")
@@ -387,6 +480,8 @@ def combined(
         piece = start + tl.arange(0, PIECES)
         row = 2 * (program + piece) + (piece == 0).to(tl.int32)
         row = row * num_heads + head
+        if OVERLAP:
+            row = wait_for_kernel_before(row)
         some_value = tl.load(
             part + (row * 512)[:, None] + column[None, :],
             mask=(piece < pieces)[:, None],
@@ -437,35 +532,43 @@ def fused_decode_combine(
     place = out + row_out.to(tl.int64) * 512 + column
     program = program_of(first, least, longer, TILE)
     pieces = program_of(last - 1, least, longer, TILE) - program + 1
-    if OVERLAP:
-        wait_for_kernel_before()
     if first >= last:
+        if OVERLAP:
+            wait_for_kernel_before(program)
         tl.store(place, tl.zeros((BLOCK,), out.dtype.element_ty))
         tl.store(out_lse + row_out, -float("inf"))
     elif pieces > 1:
-        if PIECES > FEW:
-            if pieces > FEW:
-                value, lse = combined(
-                    part,
-                    part_lse,
-                    program,
-                    pieces,
-                    head,
-                    num_heads,
-                    column,
-                    PIECES,
-                    BLOCK,
-                )
-            else:
-                value, lse = combined(
-                    part, part_lse, program, pieces, head, num_heads, column, FEW, BLOCK
-                )
+        if pieces > FEW:
+            value, lse = combined(
+                part,
+                part_lse,
+                program,
+                pieces,
+                head,
+                num_heads,
+                column,
+                PIECES,
+                BLOCK,
+                OVERLAP,
+            )
         else:
             value, lse = combined(
-                part, part_lse, program, pieces, head, num_heads, column, FEW, BLOCK
+                part,
+                part_lse,
+                program,
+                pieces,
+                head,
+                num_heads,
+                column,
+                FEW,
+                BLOCK,
+                OVERLAP,
             )
         tl.store(place, value.to(out.dtype.element_ty))
         tl.store(out_lse + row_out, lse)
+    else:
+        if OVERLAP:
+            wait_for_kernel_before(pieces)
 
 
 class FusedTuning(NamedTuple):
@@ -522,15 +625,16 @@ def fused_unfit_device(device):
 
 
 @functools.lru_cache(maxsize=None)
-def fused_tuning(device, few):
-    """The tuning for a GPU (its shared memory) and a Triton; few: too few requests, or too many heads, for two warps."""
-    if fused_shared_memory(device) < 160 * 1024:  # 99 KB: two blocks of 43 KB
-        return FusedTuning(tile=16, warps=4, stages=3, programs=2)
+def fused_tuning(device, block, few):
+    """The tuning for a GPU, a Triton and blocks of 8 or 16 heads; few: too few requests for two warps to pay."""
+    small = fused_shared_memory(device) < 160 * 1024
     if fused_triton < (3, 5):  # spills where registers are few
-        return FusedTuning(tile=32, warps=4, stages=3, programs=2)
+        return FusedTuning(tile=16 if small else 32, warps=4, stages=3, programs=2)
     overlap = torch.cuda.get_device_capability(device) >= (9, 0)
-    if few:  # a tile sooner, fewer pieces
-        return FusedTuning(tile=32, warps=4, stages=3, programs=2, overlap=overlap)
+    if few or small or block > 8:  # a tile sooner, fewer pieces
+        # Two programs of 44 KB fit into 99 KB; 16 heads take 68 KB, or 44 KB with tiles of 16 tokens.
+        tile = 16 if small and block > 8 else 32
+        return FusedTuning(tile, warps=4, stages=3, programs=2, overlap=overlap)
     return FusedTuning(tile=32, warps=2, stages=2, programs=4, overlap=overlap)
 
 
@@ -587,7 +691,7 @@ def fused_attention(
         tuning = tuning or FusedTuning(tile=16, warps=4, stages=1, programs=2)
         processors, capability = 2, (0, 0)
     else:
-        tuning = tuning or fused_tuning(device, num_requests < 8 or block > 8)
+        tuning = tuning or fused_tuning(device, block, num_requests < 16)
         properties = torch.cuda.get_device_properties(device)
         processors = properties.multi_processor_count
         capability = (properties.major, properties.minor)
