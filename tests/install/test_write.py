@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import py_compile
 import shutil
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from importlib.util import cache_from_source
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from mlapatch.install.write import replace_file, sha256
 from tests.cli.conftest import SRC, Command, Done, Site, mlapatch_, process, site
 from tests.conftest import TreeFactory
 from tests.corpus import BACKEND
+from tests.ready import started
 
 __all__ = ["mlapatch_", "site"]  # fixtures of the command line's own tests
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -133,25 +136,35 @@ def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
     assert "the file changed while mlapatch was working" in caught.value.what
 
 
-AS_NOBODY = """
+LOADS = """
 import os, sys
 from typer.testing import CliRunner
 import mlapatch.cli
 mlapatch.cli._register()
 # Load all there is to load while this interpreter's own folder can be read.
-CliRunner().invoke(mlapatch.cli.app, ["diff", "gather-cast", *sys.argv[-2:]])
-CliRunner().invoke(mlapatch.cli.app, ["apply", "absent", *sys.argv[-2:]])
-import filelock, importlib.metadata, mlapatch.commands.guard
-import mlapatch.commands.apply, mlapatch.commands.revert, mlapatch.commands.status
+CliRunner().invoke(mlapatch.cli.app, ["diff", "gather-cast", "--sglang", {site!r}])
+CliRunner().invoke(mlapatch.cli.app, ["apply", "absent", "--sglang", {site!r}])
+import filelock, git, gitdb, importlib.metadata, mmap, smmap
+import mlapatch.commands.apply, mlapatch.commands.guard, mlapatch.commands.revert, mlapatch.commands.status
+"""
+AS_NOBODY = """
+import os
+import mlapatch.cli
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 mlapatch.cli.main()
 """
+_ready: list[str] = []
 
 
 def as_nobody(site_packages: Path, *arguments: str, cwd: Path = Path("/")) -> Done:
     """The command line as another user."""
-    command = [sys.executable, "-c", AS_NOBODY, *arguments, "--sglang", str(site_packages)]
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "MLAPATCH_CACHE": ""}
+    if not _ready:
+        running = ExitStack()
+        atexit.register(running.close)
+        loads = LOADS.format(site=str(site_packages))
+        _ready.append(running.enter_context(started(sys.executable, loads, MLAPATCH_CACHE="")))
+    command = [*_ready, "-c", AS_NOBODY, *arguments, "--sglang", str(site_packages)]
+    environment = {**os.environ, "MLAPATCH_CACHE": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=cwd)
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -19,9 +16,8 @@ from packaging.version import Version
 from mlapatch.catalogue import load_catalogue
 from mlapatch.engine.edit import Patched, apply_edits
 from mlapatch.verify import Job, ScenarioResult, run_job
-from tests.verify.ready import stand_in
+from tests.ready import started
 
-ROOT = Path(__file__).parents[2]
 SABOTAGED = Path(__file__).parent / "sabotaged"
 BACKEND = Path("srt/layers/attention/flashinfer_mla_backend.py")
 
@@ -41,17 +37,8 @@ def torch_python() -> str:
 @pytest.fixture(scope="session")
 def ready_python(torch_python: str) -> Iterator[str]:
     """Does what `torch_python` does, in a fork of one that has torch and Triton loaded."""
-    folder = Path(tempfile.mkdtemp(prefix="mlapatch-ready-"))  # a socket's path must be short
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    command = [torch_python, "-m", "tests.verify.ready", str(folder / "socket")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True) as ready:
-        try:
-            assert ready.stdout is not None
-            assert ready.stdout.readline() == b"ready\n"
-            yield str(stand_in(folder, torch_python, folder / "socket"))
-        finally:
-            os.killpg(ready.pid, signal.SIGKILL)
-            shutil.rmtree(folder)
+    with started(torch_python, "import torch, triton", TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="") as python:
+        yield python
 
 
 @pytest.fixture

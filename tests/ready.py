@@ -1,8 +1,7 @@
-"""An interpreter that has torch and Triton loaded already: each program that it is given runs in a fork of it.
+"""An interpreter that has loaded already what takes long to load: each program that it is given runs in a fork of it.
 
-Run as a program with TRITON_INTERPRET=1 (conftest.py does): `python -m tests.verify.ready SOCKET`. `stand_in` writes an
-executable that takes `-c TEXT ARGUMENTS...` or `-m MODULE ARGUMENTS...` as python does and asks for the fork. Loading
-the two takes longer than most programs of these tests run; no state is shared but what an import leaves.
+`started` runs it (`python -m tests.ready SOCKET PROGRAM`, where PROGRAM loads) and gives an executable that takes
+`-c TEXT ARGUMENTS...` or `-m MODULE ARGUMENTS...` as python does. No state is shared but what the loading leaves.
 """
 
 from __future__ import annotations
@@ -11,11 +10,19 @@ import contextlib
 import json
 import os
 import runpy
+import select
 import shlex
+import shutil
+import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 _ASKS = """\
 import json, os, socket, sys
@@ -29,8 +36,25 @@ with socket.socket(socket.AF_UNIX) as ready:
 """
 
 
-def stand_in(folder: Path, python: str, address: Path) -> Path:
-    """The executable, in `folder`, of the interpreter that listens there."""
+@contextlib.contextmanager
+def started(python: str, program: str, **environment: str) -> Iterator[str]:
+    """The executable that stands in for `python` with `program` run."""
+    folder = Path(tempfile.mkdtemp(prefix="mlapatch-ready-"))  # a socket's path must be short
+    address = str(folder / "socket")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **environment}
+    command, pipe = [python, "-m", "tests.ready", address, program], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True) as ready:
+        try:
+            assert ready.stdout is not None
+            assert ready.stdout.readline() == b"ready\n"
+            yield str(_stand_in(folder, python, address))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(ready.pid, signal.SIGKILL)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stand_in(folder: Path, python: str, address: str) -> Path:
     (folder / "asks.py").write_text(_ASKS)
     path = folder / "python"
     command = " ".join(shlex.quote(str(part)) for part in (python, "-IS", folder / "asks.py", address))
@@ -39,15 +63,13 @@ def stand_in(folder: Path, python: str, address: Path) -> Path:
     return path
 
 
-def main(address: str) -> None:
-    import torch  # noqa: F401
-    import triton  # noqa: F401
-
+def main(address: str, program: str) -> None:
+    exec(compile(program, "<loads>", "exec"), {"__name__": "__main__"})  # noqa: S102
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
         print("ready", flush=True)
-        while True:
+        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:  # its end is the end of who started it
             asking, _ = listening.accept()
             if not os.fork():
                 listening.close()
@@ -56,6 +78,7 @@ def main(address: str) -> None:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
+    shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
 def _answer(asking: socket.socket) -> int:
@@ -99,4 +122,4 @@ def _ended(kind: str, program: str, *arguments: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
