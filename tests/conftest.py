@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -23,6 +24,8 @@ from tests.quicker import collect_less, remember_answers
 
 remember_answers()
 collect_less()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script; commands are to be interrupted
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TreeFactory: TypeAlias = Callable[[str], Path]
 
