@@ -26,7 +26,8 @@ test: $(VENV)/.test  ## style, types and all tests, on real SGLang wheels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@# Hundreds of commands start in processes of their own: they find compiled modules, whatever this shell asks for.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 bench: $(VENV)/.test  ## times of the command line on this machine (bench/README.md)
 	$(BIN)/python bench/cli_times.py

@@ -254,7 +254,8 @@ def test_shellcheck() -> None:
 # ------------------------------------------------------------------------------------------- real argument checks
 def resolve(site: Path, capability: int, *sets: list[str]) -> list[dict[str, Any]]:
     """What each list of arguments resolves to in this release, or its error."""
-    command = [sys.executable, str(HARNESS), str(site), str(capability), json.dumps(sets)]
+    # -B: the unpacked wheel is shared, and nothing is written in it.
+    command = [sys.executable, "-B", str(HARNESS), str(site), str(capability), json.dumps(sets)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

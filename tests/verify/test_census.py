@@ -38,7 +38,12 @@ def alone(ready_python: str, package: Callable[[str], Path], tmp_path: Path) -> 
         job.write_text(
             json.dumps({**files, "device": "cpu", "only": [], "seed": 0, "exact": True, "flashinfer": "0.6.18"})
         )
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment = {
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         environment["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
         command = [ready_python, "-m", "tests.verify.census_alone", str(job), *scenarios]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
