@@ -243,7 +243,8 @@ def judge_named(place: Place, rng: random.Random, *, thorough: bool) -> Tally:
         oracle = Oracle((folder.parent,), place.writable)
         tally.attempt(name, lambda f=folder, c=code: _through(place, f, c), oracle)  # type: ignore[misc]
         for left in (folder.parent, place.work, Path.cwd()):
-            if (left / SENTINEL).exists() or list(left.glob("*/__pycache__")):
+            compiled = left != Path.cwd() and list(left.glob("*/__pycache__"))  # that folder may have others' modules
+            if (left / SENTINEL).exists() or compiled:
                 tally.lose(f"{name}: its code ran")
     return tally
 
