@@ -16,7 +16,7 @@ $(VENV)/.test: $(BIN)/mlapatch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 		--group lint --group test --group verify
 	@# Of torch's 2,000 modules the tests load some; pip would compile all of them, for half of its time.
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import hypothesis, mypy, pytest, torch, triton.runtime.interpreter, xdist"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import hypothesis, mypy, pytest, torch._dynamo, triton.runtime.interpreter, xdist"
 	@touch $@
 
 demo: $(BIN)/mlapatch  ## the whole story on a real SGLang wheel, no GPU needed
