@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
-"""Write the README's table from the recorded run: python3 bench/gpu/table.py [--check]."""
+"""Write the README's table from the recorded runs: python3 bench/gpu/table.py [--check].
+
+Times come from RUNS; how far the next token's log-probabilities are from stock's comes from WEIGHTS, a run of
+`compare.py --weights attention --untimed`, in which outputs depend on what attention computes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -11,7 +16,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
-RUNS = ("h200_run4.json",)  # the latest first; a row comes from the first that has it
+RUNS = ("h200_run5.json",)  # the latest first; a row comes from the first that has it
+WEIGHTS = "h200_weights.json.gz"
+CONTROL = "off-by-one"
 README = HERE.parents[1] / "README.md"
 START, END = "<!-- table: python3 bench/gpu/table.py -->", "<!-- /table -->"
 ROWS = {
@@ -25,18 +32,20 @@ ROWS = {
 LENGTHS = ("512", "8192", "65536")
 
 
-def table(runs: dict[str, dict[str, Any]]) -> str:
+def table(runs: dict[str, dict[str, Any]], weights: dict[str, Any]) -> str:
     """The section between the markers."""
     lines = [
-        "| TPOT, ms a token | 512 tokens | 8,192 | 65,536 | 16 streams, shared prefix | outputs as stock's | run |",
-        "|---|---:|---:|---:|---:|---|---|",
+        "| TPOT, ms a token | 512 tokens | 8,192 | 65,536 | 16 streams, one prefix | next token, nats from stock's |",
+        "|---|---:|---:|---:|---:|---|",
     ]
+    scored = weights["variants"]
     for variant, title in ROWS.items():
-        for number, kept in runs.items():
+        for kept in runs.values():
             entry = kept["variants"].get(variant)
             if entry and "single" in entry:
-                lines.append(row(title, entry, number, stock=variant == "stock"))
+                lines.append(row(title, entry, nats(scored.get(variant, {}))))
                 break
+    lines.append(row(f"control, wrong on purpose: `{CONTROL}`", {"single": {}}, nats(scored[CONTROL])))
     where = [
         f"{number}: {kept['date']}, commit {kept['commit']}, [{number}.json](bench/results/{number}.json)"
         for number, kept in runs.items()
@@ -48,20 +57,31 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
         f"torch {machine['torch']}, FP8 pool of {first['pool_tokens']:,} tokens x {first['layers']} layers. "
         f"{'; '.join(where)}. Repeat them with `python3 bench/gpu/compare.py` as "
         "[bench/gpu/README.md](bench/gpu/README.md) says. The streams' figure covers the whole window with its "
-        "prefill. The weights are random and tiny, so that outputs are equal proves little (a patch that leaves "
-        "out the newest token passes as well: variant off-by-one of the run); `mlapatch verify` is the proof. "
-        "Several servers were on the GPU; all but the measured one stood still."
+        "prefill. Several servers were on the GPU; all but the measured one stood still. The last column is of servers "
+        "whose random weights make the next token depend on attention "
+        "([how](bench/gpu/README.md#outputs-that-depend-on-attention), "
+        f"[{WEIGHTS}](bench/results/{WEIGHTS})): log-probabilities of equal tokens after equal texts of 512, 8,192 and "
+        "65,536 tokens, median and largest; BF16 rounding alone moves them by some 0.1, and the control leaves "
+        "out the newest token."
     )
     return "\n".join([*lines, "", about])
 
 
-def row(title: str, entry: dict[str, Any], number: str, *, stock: bool) -> str:
+def row(title: str, entry: dict[str, Any], apart: str) -> str:
     """One variant's line."""
     times = [f"{entry['single'][length]['tpot_ms']:.2f}" if length in entry["single"] else "" for length in LENGTHS]
     streams = f"{entry['streams']['tok_s']:,.0f} tok/s" if "streams" in entry else ""
-    agreed = entry.get("agreement")
-    equal = "" if stock else f"{agreed['equal']} of {agreed['compared']}" if agreed else "not compared"
-    return f"| {title} | {' | '.join(times)} | {streams} | {equal} | {number} |"
+    return f"| {title} | {' | '.join(times)} | {streams} | {apart} |"
+
+
+def nats(entry: dict[str, Any]) -> str:
+    """How far the decoded tokens of single prompts are from stock's: the worst length's median and largest."""
+    facts = [entry["apart"][length] for length in LENGTHS if length in entry.get("apart", {})]
+    known = [fact for fact in facts if fact["tokens"]]
+    if not known:
+        return ""
+    median, largest = (max(fact[key] for fact in known) for key in ("median", "largest"))
+    return f"{median:.2f}, {largest:.2f}" if largest else "0, 0"
 
 
 def main() -> int:
@@ -75,7 +95,8 @@ def main() -> int:
     head, _, rest = text.partition(START)
     _, _, tail = rest.partition(END)
     runs = {name.removesuffix(".json"): json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in RUNS}
-    new = f"{head}{START}\n{table(runs)}\n{END}{tail}"
+    weights = json.loads(gzip.decompress((RESULTS / WEIGHTS).read_bytes()))
+    new = f"{head}{START}\n{table(runs, weights)}\n{END}{tail}"
     if new == text:
         return 0
     if check:

@@ -249,7 +249,7 @@ def fused_decode_kernel(
     kv_indices,
     kv_indptr,
     part,
-    part_lse,
+    part_sums,
     out,
     out_lse,
     num_requests,
@@ -291,6 +291,7 @@ def fused_decode_kernel(
     ROWS: tl.constexpr = 16 if HEADS < 16 else HEADS
     PREPARED: tl.constexpr = HEADS if WARPS > 2 else ROWS
     LOG2_E: tl.constexpr = 1.4426950408889634
+    LARGEST: tl.constexpr = 3e38
     # Powers of two: what the conversion of the pool's numbers left out, and what repeated heads bring twice.
     VALUE_GAIN: tl.constexpr = 1.0 if E5M2 or (ASM and CONVERT) else 256.0
     SCORE_GAIN: tl.constexpr = VALUE_GAIN * PREPARED / ROWS
@@ -376,12 +377,11 @@ def fused_decode_kernel(
             rope_even = repeated(rope_even, ROWS)
             rope_odd = repeated(rope_odd, ROWS)
             exponent = tl.min(tl.reshape(exponent, (PREPARED // HEADS, HEADS)), 0)
-            # Never 0, since that times the -inf of masked tokens is NaN.
-            gain = tl.maximum(
-                power_of_two(254 - exponent) * (scale * (LOG2_E * SCORE_GAIN)), 1e-37
-            )
+            # Never 0 nor infinite: times the -inf of masked tokens or the 0 of the peak those are NaN.
+            gain = power_of_two(254 - exponent) * (scale * (LOG2_E * SCORE_GAIN))
+            gain = tl.minimum(tl.maximum(gain, 1e-37), LARGEST)
 
-            peak = tl.full((HEADS,), -float("inf"), tl.float32)
+            peak = tl.full((HEADS,), -LARGEST, tl.float32)
             weight = tl.zeros((HEADS, TILE), tl.float32)
             value_even = tl.zeros((WARPS, COLUMNS, HEADS), tl.float32)
             value_odd = tl.zeros((WARPS, COLUMNS, HEADS), tl.float32)
@@ -419,7 +419,6 @@ def fused_decode_kernel(
                 value_odd = tl.dot(key_odd, chance, acc=value_odd * fade[None, None, :])
 
             weights = tl.sum(weight, 1)
-            lse = peak * gain + tl.log2(weights)
             value = (
                 tl.reshape(
                     tl.join(
@@ -442,9 +441,12 @@ def fused_decode_kernel(
                     value.to(out.dtype.element_ty),
                     mask=has_head,
                 )
-                tl.store(
-                    out_lse + request * num_heads + head, lse, mask=head < num_heads
-                )
+                if out_lse is not None:
+                    tl.store(
+                        out_lse + request * num_heads + head,
+                        peak * gain + tl.log2(weights),
+                        mask=head < num_heads,
+                    )
             else:
                 piece = 2 * program + (begin == first).to(tl.int32)
                 tl.store(
@@ -452,9 +454,11 @@ def fused_decode_kernel(
                     value.to(part.dtype.element_ty),
                     mask=has_head,
                 )
-                tl.store(
-                    part_lse + piece * num_heads + head, lse, mask=head < num_heads
-                )
+                # Not a log-sum-exp: beyond 2^23 that has no place left for the weights.
+                sums = part_sums + (piece * num_heads + head) * 3
+                tl.store(sums, peak, mask=head < num_heads)
+                tl.store(sums + 1, weights, mask=head < num_heads)
+                tl.store(sums + 2, gain, mask=head < num_heads)
             begin = stop
         request += 1
 
@@ -462,7 +466,7 @@ def fused_decode_kernel(
 @triton.jit
 def combined(
     part,
-    part_lse,
+    part_sums,
     program,
     pieces,
     head,
@@ -473,34 +477,43 @@ def combined(
     OVERLAP: tl.constexpr,
 ):
     """The columns of all pieces of a request, from program on, PIECES at once: (values, log-sum-exp)."""
-    peak = -float("inf")
+    peak = -3e38
     weights = 0.0
     value = tl.zeros((PIECES, BLOCK), tl.float32)
+    gain = 0.0
     for start in range(0, pieces, PIECES):
         piece = start + tl.arange(0, PIECES)
         row = 2 * (program + piece) + (piece == 0).to(tl.int32)
         row = row * num_heads + head
+        place = (row * 512)[:, None] + column[None, :]
+        zero = 0
         if OVERLAP:
-            row = wait_for_kernel_before(row)
+            # Known only then, so that the places are computed before it.
+            zero = tl.multiple_of(wait_for_kernel_before(start) - start, 128)
+            # Not earlier: the next kernel may have the memory of what the first one reads.
+            let_next_kernel_start()
+        # The same for all pieces.
+        gain = tl.load(part_sums + ((2 * program + 1) * num_heads + head) * 3 + 2)
         some_value = tl.load(
-            part + (row * 512)[:, None] + column[None, :],
+            part + zero + place,
             mask=(piece < pieces)[:, None],
             other=0.0,
         )
-        some_lse = tl.load(part_lse + row, mask=piece < pieces, other=-float("inf"))
-        new_peak = tl.maximum(peak, tl.max(some_lse, 0))
-        fade = tl.exp2(peak - new_peak)
-        chance = tl.exp2(some_lse - new_peak)
+        some_peak = tl.load(part_sums + row * 3, mask=piece < pieces, other=-3e38)
+        some_weight = tl.load(part_sums + row * 3 + 1, mask=piece < pieces, other=0.0)
+        new_peak = tl.maximum(peak, tl.max(some_peak, 0))
+        fade = tl.exp2((peak - new_peak) * gain)
+        chance = tl.exp2((some_peak - new_peak) * gain) * some_weight
         peak = new_peak
         weights = weights * fade + tl.sum(chance, 0)
         value = value * fade + chance[:, None] * some_value.to(tl.float32)
-    return tl.sum(value, 0) / weights, peak + tl.log2(weights)
+    return tl.sum(value, 0) / weights, peak * gain + tl.log2(weights)
 
 
 @triton.jit(do_not_specialize=["num_requests", "max_tokens", "num_heads", "programs"])
 def fused_decode_combine(
     part,
-    part_lse,
+    part_sums,
     kv_indptr,
     out,
     out_lse,
@@ -516,13 +529,11 @@ def fused_decode_combine(
 ):
     """BLOCK columns of out[request, head] if several programs shared the request, PIECES at once; zeros for a request
     without tokens. Programs: (requests, heads, 512 / BLOCK)."""
-    if OVERLAP:
-        let_next_kernel_start()
     request = tl.program_id(0)
     head = tl.program_id(1)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     # Few columns a lane, so that a warp has whole rows and sums in its registers.
-    column = tl.max_contiguous(column, BLOCK // 32 if BLOCK > 32 else 2)
+    column = tl.max_contiguous(column, BLOCK // 32 if BLOCK > 32 else 8)
     # Written before fused_decode_kernel began, which this kernel may still overlap.
     total = tl.minimum(tl.load(kv_indptr + num_requests), max_tokens)
     first = tl.load(kv_indptr + request)
@@ -536,12 +547,13 @@ def fused_decode_combine(
         if OVERLAP:
             wait_for_kernel_before(program)
         tl.store(place, tl.zeros((BLOCK,), out.dtype.element_ty))
-        tl.store(out_lse + row_out, -float("inf"))
+        if out_lse is not None:
+            tl.store(out_lse + row_out, -float("inf"))
     elif pieces > 1:
         if pieces > FEW:
             value, lse = combined(
                 part,
-                part_lse,
+                part_sums,
                 program,
                 pieces,
                 head,
@@ -554,7 +566,7 @@ def fused_decode_combine(
         else:
             value, lse = combined(
                 part,
-                part_lse,
+                part_sums,
                 program,
                 pieces,
                 head,
@@ -565,8 +577,10 @@ def fused_decode_combine(
                 OVERLAP,
             )
         tl.store(place, value.to(out.dtype.element_ty))
-        tl.store(out_lse + row_out, lse)
+        if out_lse is not None:
+            tl.store(out_lse + row_out, lse)
     else:
+        # Not for the sake of what it reads: this kernel's end is to say that the first one has ended too.
         if OVERLAP:
             wait_for_kernel_before(pieces)
 
@@ -603,6 +617,8 @@ def fused_unfit(pool, dtype, layer, backend, wrapper):
         return f"a query of {dtype}"
     if layer.tp_q_head_num > 128:
         return f"{layer.tp_q_head_num} heads"
+    if not wrapper._sm_scale > 0:
+        return f"a softmax scale of {wrapper._sm_scale}"
     if backend.skip_prefill and wrapper._use_cuda_graph:
         return "a replayed draft step reads fewer tokens than its kv_indptr says"
     return fused_unfit_device(pool.device)
@@ -644,15 +660,15 @@ fused_parts = {}
 
 
 def fused_part(device, heads, rows):
-    """float16 [rows, heads, 512] and float32 [rows, heads]."""
+    """float16 [rows, heads, 512], the values of the pieces, and float32 [rows, heads, 3]: peak, sum of weights, gain."""
     key = (device, heads, rows)
     if key not in fused_parts:
         part = torch.empty((rows, heads, 512), dtype=torch.float16, device=device)
-        part_lse = torch.empty((rows, heads), dtype=torch.float32, device=device)
-        fused_parts[key] = (part, part_lse)
+        part_sums = torch.empty((rows, heads, 3), dtype=torch.float32, device=device)
+        fused_parts[key] = (part, part_sums)
         _mlapatch_logger.info(
             "mlapatch: %d bytes for the partial results of fused-decode, shared by all layers",
-            part.numel() * 2 + part_lse.numel() * 4,
+            part.numel() * 2 + part_sums.numel() * 4,
         )
     return fused_parts[key]
 
@@ -668,8 +684,9 @@ def fused_attention(
     scale,
     out,
     tuning=None,
+    with_lse=True,
 ):
-    """Decode attention over FP8 slots: out [requests, heads, 512] and the base-2 log-sum-exp [requests, heads].
+    """Decode attention over FP8 slots into out [requests, heads, 512]; the base-2 log-sum-exp [requests, heads] or None.
 
     query: [requests, heads, 512], query_rope: [requests, heads, 64], bfloat16 or float16; latent: [slots, 1, 512],
     latent_rope: [slots, 1, 64], e4m3 or e5m2, parts of the same rows, of which only the slots
@@ -677,9 +694,10 @@ def fused_attention(
     by the shapes: no wait for the device.
     """
     heads = query.shape[1]
-    out_lse = torch.empty(
-        (query.shape[0], heads), dtype=torch.float32, device=out.device
-    )
+    out_lse = None
+    if with_lse:
+        shape = (query.shape[0], heads)
+        out_lse = torch.empty(shape, dtype=torch.float32, device=out.device)
     if num_requests == 0:
         return out_lse
     device = latent.device
@@ -698,7 +716,7 @@ def fused_attention(
     # Triton's interpreter cuts bfloat16 off where a GPU rounds.
     target = torch.empty(out.shape, device=device) if interpreted else out
     programs = max(1, processors * tuning.programs // blocks)
-    part, part_lse = fused_part(device, heads, 2 * programs)
+    part, part_sums = fused_part(device, heads, 2 * programs)
     words = query.view(torch.int32)
     rope_words = query_rope.view(torch.int32)
     latent_words = latent.view(torch.int16)
@@ -714,7 +732,7 @@ def fused_attention(
         kv_indices,
         kv_indptr,
         part,
-        part_lse,
+        part_sums,
         target,
         out_lse,
         num_requests,
@@ -742,7 +760,7 @@ def fused_attention(
     )
     fused_decode_combine[(num_requests, heads, 512 // columns)](
         part,
-        part_lse,
+        part_sums,
         kv_indptr,
         target,
         out_lse,
@@ -817,5 +835,6 @@ def fused_decode_run(
         wrapper._kv_indptr_buf.numel() - 1,
         wrapper._sm_scale,
         out,
+        with_lse=return_lse,
     )
     return (out, lse) if return_lse else out

@@ -72,6 +72,24 @@ def error_of(module: ModuleType, case: Case) -> dict[str, float | bool]:
     return {"error": worst, "lse_error": worst_lse, "zeros": zeros}
 
 
+def error_of_tied_pieces(module: ModuleType) -> dict[str, float | bool]:
+    """Two pieces, of 32 tokens and of one, whose logits are all 2**25: a log-sum-exp of that size has no place for 32."""
+    pool = torch.zeros(64, 1, 576)
+    pool[:33, 0, 0] = 1.0
+    pool[32, 0, 500] = 448.0
+    pool = pool.to(torch.float8_e4m3fn)
+    query = torch.zeros(1, 1, 512, dtype=torch.bfloat16)
+    query[0, 0, 0] = 2.0**25
+    rope = torch.zeros(1, 1, 64, dtype=torch.bfloat16)
+    out = torch.full((1, 1, 512), float("nan"), dtype=torch.bfloat16)
+    order, indptr = torch.arange(33, dtype=torch.int32), torch.tensor([0, 33], dtype=torch.int32)
+    tuning = module.FusedTuning(16, 4, 1, 1)
+    lse = module.fused_attention(query, rope, pool[..., :512], pool[..., 512:], order, indptr, 1, 1.0, out, tuning)
+    wanted = pool[:33, 0, :512].double().mean(0)
+    error = ((out[0, 0].double() - wanted).norm() / wanted.norm()).item()
+    return {"error": error, "lse_error": abs(lse.item() / (2.0**25 * 1.4426950408889634) - 1), "zeros": True}
+
+
 def main() -> None:
     prepare_once_a_launch()
     sys.path.append(str(ROOT / "bench" / "gpu"))
@@ -79,6 +97,7 @@ def main() -> None:
     module = snippets.load(snippets.FUSED_DECODE)
     for case in CASES:
         print(json.dumps(error_of(module, case)), flush=True)
+    print(json.dumps(error_of_tied_pieces(module)), flush=True)
 
 
 if __name__ == "__main__":
