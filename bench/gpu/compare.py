@@ -205,10 +205,12 @@ def result(
             load = (server.port, Prompts.seeded(), variant.lengths, variant.streams)
             if not args.untimed:
                 entry.update(timed(*load))
-            first = scores(*load)
-            entry["scores"] = first | ending_scores(*load[:3])
-            # The same server again: how far apart equal computations are.
-            entry["apart_from_itself"] = by_load(scores(*load), first)
+            # SGLang's own dummy weights give every token the log-probability of a uniform choice.
+            if args.untimed or args.weights != "dummy":
+                first = scores(*load)
+                entry["scores"] = first | ending_scores(*load[:3])
+                # The same server again: how far apart equal computations are.
+                entry["apart_from_itself"] = by_load(scores(*load), first)
             entry["measured_s"] = round(time.monotonic() - began, 1)
         except (OSError, ValueError, LookupError, ArithmeticError, TypeError, http.client.HTTPException) as error:
             entry["error"] = f"{type(error).__name__}: {error}"

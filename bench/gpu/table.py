@@ -43,7 +43,8 @@ def table(runs: dict[str, dict[str, Any]], weights: dict[str, Any]) -> str:
         for kept in runs.values():
             entry = kept["variants"].get(variant)
             if entry and "single" in entry:
-                lines.append(row(title, entry, nats(scored.get(variant, {}))))
+                apart = "" if variant == "stock" else nats(scored.get(variant, {}))
+                lines.append(row(title, entry, apart + earlier(scored.get(variant), entry)))
                 break
     lines.append(row(f"control, wrong on purpose: `{CONTROL}`", {"single": {}}, nats(scored[CONTROL])))
     where = [
@@ -62,7 +63,7 @@ def table(runs: dict[str, dict[str, Any]], weights: dict[str, Any]) -> str:
         "([how](bench/gpu/README.md#outputs-that-depend-on-attention), "
         f"[{WEIGHTS}](bench/results/{WEIGHTS})): log-probabilities of equal tokens after equal texts of 512, 8,192 and "
         "65,536 tokens, median and largest; BF16 rounding alone moves them by some 0.1, and the control leaves "
-        "out the newest token."
+        "out the newest token of a batch's last request."
     )
     return "\n".join([*lines, "", about])
 
@@ -79,9 +80,16 @@ def nats(entry: dict[str, Any]) -> str:
     facts = [entry["apart"][length] for length in LENGTHS if length in entry.get("apart", {})]
     known = [fact for fact in facts if fact["tokens"]]
     if not known:
-        return ""
+        return "not run"
     median, largest = (max(fact[key] for fact in known) for key in ("median", "largest"))
     return f"{median:.2f}, {largest:.2f}" if largest else "0, 0"
+
+
+def earlier(scored: dict[str, Any] | None, entry: dict[str, Any]) -> str:
+    """A word where the two runs did not have the same patched file."""
+    if not scored or scored["patch"]["sha256"] == entry["patch"]["sha256"]:
+        return ""
+    return f" (as of {scored['commit'][:7]})"
 
 
 def main() -> int:

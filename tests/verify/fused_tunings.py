@@ -73,7 +73,7 @@ def error_of(module: ModuleType, case: Case) -> dict[str, float | bool]:
 
 
 def error_of_tied_pieces(module: ModuleType) -> dict[str, float | bool]:
-    """Two pieces, of 32 tokens and of one, whose logits are all 2**25: a log-sum-exp of that size has no place for 32."""
+    """Two pieces, of 32 tokens and of one, whose logits are all 2**25: a log-sum-exp of that size cannot tell."""
     pool = torch.zeros(64, 1, 576)
     pool[:33, 0, 0] = 1.0
     pool[32, 0, 500] = 448.0
