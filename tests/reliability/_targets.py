@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.reliability._installing import Bench, Install, Kind, Trial
 
 DOES_NOT_FIT, ENVIRONMENT = 3, 5
-SECONDS = 30.0
+SECONDS = 30.0  # not a speed: what takes longer hangs
 PRINTED = "nested too deeply to be taken apart"  # seen by apply only: status does not print the file
 BLANKS = "the parser would change line endings, form feeds or blanks"
 
