@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Batch:
     rope: torch.Tensor
     out: torch.Tensor
     wanted: torch.Tensor | None = None
+    wanted_lse: torch.Tensor | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -82,11 +84,12 @@ def batch_of(case: Case, slots: int) -> Batch:
     )
 
 
-def reference(batch: Batch, pool: torch.Tensor) -> torch.Tensor:
-    """float64 attention over one layer's pool; zeros for a request without tokens."""
-    rows = []
+def reference(batch: Batch, pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 attention over one layer's pool, zeros for a request without tokens, and the base-2 log-sum-exp."""
+    rows, sums = [], []
     for i, slots in enumerate(batch.indices.long().split(batch.lengths)):
         key = pool[slots, 0].double()
         score = batch.query[i].double() @ key[:, :LATENT].T + batch.rope[i].double() @ key[:, LATENT:].T
         rows.append(torch.softmax(score * SCALE, -1) @ key[:, :LATENT])
-    return torch.stack(rows)
+        sums.append(torch.logsumexp(score * SCALE, -1) / math.log(2.0))
+    return torch.stack(rows), torch.stack(sums)

@@ -15,7 +15,7 @@ FUSED_DECODE = (
     CAST_SLOTS,
     PATCHES / "common" / "row_width.py",
     PATCHES / "common" / "active_cast.py",
-    PATCHES / "fused-decode" / "fused_decode.py",
+    *(PATCHES / "fused-decode" / f"fused_{part}.py" for part in ("imports", "numbers", "kernel", "combine", "decode")),
 )
 
 

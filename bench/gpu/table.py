@@ -62,8 +62,8 @@ def table(runs: dict[str, dict[str, Any]], weights: dict[str, Any]) -> str:
         "whose random weights make the next token depend on attention "
         "([how](bench/gpu/README.md#outputs-that-depend-on-attention), "
         f"[{WEIGHTS}](bench/results/{WEIGHTS})): log-probabilities of equal tokens after equal texts of 512, 8,192 and "
-        "65,536 tokens, median and largest; BF16 rounding alone moves them by some 0.1, and the control leaves "
-        "out the newest token of a batch's last request."
+        "65,536 tokens, median and largest of so many; BF16 rounding alone moves them by some 0.1, and the control "
+        "leaves out the newest token of a batch's last request."
     )
     return "\n".join([*lines, "", about])
 
@@ -82,14 +82,16 @@ def nats(entry: dict[str, Any]) -> str:
     if not known:
         return "not run"
     median, largest = (max(fact[key] for fact in known) for key in ("median", "largest"))
-    return f"{median:.2f}, {largest:.2f}" if largest else "0, 0"
+    lost = sum(fact["not_among_the_best"] for fact in facts)
+    count = f" of {sum(fact['tokens'] for fact in known)}" + (f", {lost} more further down" if lost else "")
+    return (f"{median:.2f}, {largest:.2f}" if largest else "0, 0") + count
 
 
 def earlier(scored: dict[str, Any] | None, entry: dict[str, Any]) -> str:
     """A word where the two runs did not have the same patched file."""
     if not scored or scored["patch"]["sha256"] == entry["patch"]["sha256"]:
         return ""
-    return f" (as of {scored['commit'][:7]})"
+    return f" (the patch as of {scored['commit'][:7]})"
 
 
 def main() -> int:

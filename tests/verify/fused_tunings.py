@@ -1,10 +1,12 @@
 """The fused-decode kernel in Triton's interpreter, by tuning, heads and FP8 kind, against float64: one JSON line each.
 
-Run as a program with TRITON_INTERPRET=1 (test_fused_tunings.py does): `python -m tests.verify.fused_tunings`.
+Run as a program with TRITON_INTERPRET=1 (test_fused_tunings.py does): `python -m tests.verify.fused_tunings`. On a GPU,
+compiled: `python -m tests.verify.fused_tunings --device cuda`.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import sys
@@ -45,16 +47,17 @@ def expected(query: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> tu
 Case = tuple[tuple[int, ...], int, int, int, int, torch.dtype, float]
 
 
-def error_of(module: ModuleType, case: Case) -> dict[str, float | bool]:
+def error_of(module: ModuleType, case: Case, device: str) -> dict[str, float | bool]:
     """Largest relative error of the output and of the log-sum-exp, and whether empty requests are zeros."""
     lengths, tile, warps, programs, heads, kind, factor = case
     torch.manual_seed(7)
     pool = torch.full((SLOTS, 1, 576), float("nan")).to(kind)
     order = torch.randperm(SLOTS)[: sum(lengths)].int()
     pool[order.long()] = torch.randn(len(order), 1, 576).to(kind)
-    query = (torch.randn(len(lengths), heads, 576) * factor).to(torch.bfloat16)
-    indptr = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-    out = torch.full((len(lengths), heads, 512), float("nan"), dtype=torch.bfloat16)
+    pool, order = pool.to(device), order.to(device)
+    query = (torch.randn(len(lengths), heads, 576) * factor).to(torch.bfloat16).to(device)
+    indptr = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=device)
+    out = torch.full((len(lengths), heads, 512), float("nan"), dtype=torch.bfloat16, device=device)
     tuning = module.FusedTuning(tile, warps, 1, programs)
     q, rope = query[..., :512].contiguous(), query[..., 512:].contiguous()
     lse = module.fused_attention(
@@ -72,17 +75,18 @@ def error_of(module: ModuleType, case: Case) -> dict[str, float | bool]:
     return {"error": worst, "lse_error": worst_lse, "zeros": zeros}
 
 
-def error_of_tied_pieces(module: ModuleType) -> dict[str, float | bool]:
+def error_of_tied_pieces(module: ModuleType, device: str) -> dict[str, float | bool]:
     """Two pieces, of 32 tokens and of one, whose logits are all 2**25: a log-sum-exp of that size cannot tell."""
     pool = torch.zeros(64, 1, 576)
     pool[:33, 0, 0] = 1.0
     pool[32, 0, 500] = 448.0
-    pool = pool.to(torch.float8_e4m3fn)
-    query = torch.zeros(1, 1, 512, dtype=torch.bfloat16)
+    pool = pool.to(torch.float8_e4m3fn).to(device)
+    query = torch.zeros(1, 1, 512, dtype=torch.bfloat16, device=device)
     query[0, 0, 0] = 2.0**25
-    rope = torch.zeros(1, 1, 64, dtype=torch.bfloat16)
-    out = torch.full((1, 1, 512), float("nan"), dtype=torch.bfloat16)
-    order, indptr = torch.arange(33, dtype=torch.int32), torch.tensor([0, 33], dtype=torch.int32)
+    rope = torch.zeros(1, 1, 64, dtype=torch.bfloat16, device=device)
+    out = torch.full((1, 1, 512), float("nan"), dtype=torch.bfloat16, device=device)
+    order = torch.arange(33, dtype=torch.int32, device=device)
+    indptr = torch.tensor([0, 33], dtype=torch.int32, device=device)
     tuning = module.FusedTuning(16, 4, 1, 1)
     lse = module.fused_attention(query, rope, pool[..., :512], pool[..., 512:], order, indptr, 1, 1.0, out, tuning)
     wanted = pool[:33, 0, :512].double().mean(0)
@@ -91,13 +95,17 @@ def error_of_tied_pieces(module: ModuleType) -> dict[str, float | bool]:
 
 
 def main() -> None:
-    prepare_once_a_launch()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    device = parser.parse_args().device
+    if device == "cpu":
+        prepare_once_a_launch()
     sys.path.append(str(ROOT / "bench" / "gpu"))
     snippets = importlib.import_module("snippets")
     module = snippets.load(snippets.FUSED_DECODE)
     for case in CASES:
-        print(json.dumps(error_of(module, case)), flush=True)
-    print(json.dumps(error_of_tied_pieces(module)), flush=True)
+        print(json.dumps(error_of(module, case, device)), flush=True)
+    print(json.dumps(error_of_tied_pieces(module, device)), flush=True)
 
 
 if __name__ == "__main__":

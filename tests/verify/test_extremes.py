@@ -49,7 +49,7 @@ def test_a_kernel_that_overflows_fails(
 ) -> None:
     """fused-decode with one line wrong computes ordinary decodes as ever, and verify exits 1 and names what differs."""
     patches = Path(shutil.copytree(ROOT / "patches", tmp_path / "patches"))
-    kernel = patches / "fused-decode" / "fused_decode.py"
+    kernel = patches / "fused-decode" / "fused_kernel.py"
     text = kernel.read_text(encoding="utf-8")
     assert text.count(right) == 1
     kernel.write_text(text.replace(right, wrong), encoding="utf-8")

@@ -1,0 +1,2 @@
+import functools
+from typing import NamedTuple
