@@ -61,6 +61,7 @@ class GuardReport:
     baseline: Path | None = None
     origin: str = ""
     trouble: str = ""  # why nothing could be compared
+    complete: bool = True  # every file of the package was looked at
 
     @property
     def refuses(self) -> bool:
@@ -80,7 +81,11 @@ class GuardReport:
             return f"clean: {count} edited file(s) as in {self.baseline}"
         if wrong:
             return f"local edits that no baseline records: {wrong}"
-        return "no baseline" + (", and no local edit" if self.origin else "")
+        if not self.origin:
+            return "no baseline"
+        if self.complete:
+            return "no baseline, and no local edit"
+        return "no baseline; no local edit in the files looked at (`mlapatch guard check` looks at all)"
 
     def as_json(self) -> dict[str, object]:
         """The `guard` of `status --json`."""
@@ -92,8 +97,9 @@ def guard_state(found: Assessment, *, file: Path | None = None, scan: bool = Tru
     """Compare an SGLang with its baseline (`file`, else the first of `default_places`). Writes nothing.
 
     Without `scan` (`status`, which must be quick) and without a baseline only the watched files of a wheel are looked
-    at. `fetch`: the package index may be asked for the release's wheel, for the diffs that need it. MlapatchError: exit
-    2 where `file` is missing, 4 where a baseline cannot be read, 5 where a file of SGLang cannot be.
+    at, and targets that have no patch and are not the release's. `fetch`: the package index may be asked for the
+    release's wheel, for the diffs that need it. MlapatchError: exit 2 where `file` is missing, 4 where a baseline
+    cannot be read, 5 where a file of SGLang cannot be.
     """
     path = find_baseline(found.target, file)
     if path is None:
@@ -114,7 +120,9 @@ def _unrecorded(found: Assessment, scan: bool, fetch: bool) -> GuardReport:
     if scan:
         edits = LocalEdits(found, origin_of(found.target, fetch=fetch))
     elif found.target.install == "wheel":
-        edits = LocalEdits(found, origin_among(found.target, WATCHED))
+        # To take patches off first would need the parser.
+        edited = [p for p, f in found.files.items() if not found.present(p) and f.state(applied=False) == "edited"]
+        edits = LocalEdits(found, origin_among(found.target, {*WATCHED, *edited}))
     else:
         return GuardReport("unrecorded", False, ())
     local = edits.all
@@ -122,7 +130,7 @@ def _unrecorded(found: Assessment, scan: bool, fetch: bool) -> GuardReport:
         GuardedFile(edit.path, State.NEW, edit.trouble or "no baseline records it", edits.diff(edit) if scan else "")
         for _, edit in sorted(local.items())
     )
-    return GuardReport("unrecorded", bool(files), files, None, edits.label)
+    return GuardReport("unrecorded", bool(files), files, None, edits.label, complete=scan)
 
 
 @dataclass(frozen=True)

@@ -292,6 +292,21 @@ def test_status_shows_the_guard(tree: Tree) -> None:
     assert line.endswith(f"{TOPK} (gone); baseline {Path('mlapatch-guard.toml').resolve()}")
 
 
+def test_a_quick_status_does_not_deny_what_it_did_not_look_at(corpus: Corpus, tmp_path: Path) -> None:
+    tree = install("wheel", corpus, tmp_path / "install")
+    guard: Any = status(sglang=tree.package).data["guard"]
+    assert guard["files"] == []
+    told = guard_state(assess_(tree), scan=False)
+    assert not told.complete
+    assert "guard check" in told.text
+    target = tree.path("srt/layers/attention/flashinfer_mla_backend.py")
+    target.write_bytes(target.read_bytes() + b"# mine\n")
+    guard = status(sglang=tree.package).data["guard"]
+    assert [(f["path"], f["state"]) for f in guard["files"]] == [
+        ("srt/layers/attention/flashinfer_mla_backend.py", "new")
+    ]
+
+
 def test_status_survives_a_broken_baseline(tree: Tree) -> None:
     Path("mlapatch-guard.toml").write_text("format = 99\n")
     data: Any = status(sglang=tree.package).data["guard"]
