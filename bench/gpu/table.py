@@ -35,7 +35,7 @@ LENGTHS = ("512", "8192", "65536")
 def table(runs: dict[str, dict[str, Any]], weights: dict[str, Any]) -> str:
     """The section between the markers."""
     lines = [
-        "| TPOT, ms a token | 512 tokens | 8,192 | 65,536 | 16 streams, one prefix | next token, nats from stock's |",
+        "| TPOT, ms a token | 512 tokens | 8,192 | 65,536 | 16 streams | log-prob. moved: median, largest |",
         "|---|---:|---:|---:|---:|---|",
     ]
     scored = weights["variants"]
@@ -61,9 +61,10 @@ def table(runs: dict[str, dict[str, Any]], weights: dict[str, Any]) -> str:
         "prefill. Several servers were on the GPU; all but the measured one stood still. The last column is of servers "
         "whose random weights make the next token depend on attention "
         "([how](bench/gpu/README.md#outputs-that-depend-on-attention), "
-        f"[{WEIGHTS}](bench/results/{WEIGHTS})): log-probabilities of equal tokens after equal texts of 512, 8,192 and "
-        "65,536 tokens, median and largest of so many; BF16 rounding alone moves them by some 0.1, and the control "
-        "leaves out the newest token of a batch's last request."
+        f"[{WEIGHTS}](bench/results/{WEIGHTS})): by how many nats the log-probabilities of equal tokens after "
+        "equal texts of 512, 8,192 and 65,536 tokens differ from stock's. Rounding in another order alone moves them "
+        "by some 0.1, and at times by 0.45 (fused-decode from itself, in other batches); the control leaves out the "
+        "newest token of a batch's last request, and stock's best few no longer have most of its tokens (out of reach)."
     )
     return "\n".join([*lines, "", about])
 
@@ -83,7 +84,7 @@ def nats(entry: dict[str, Any]) -> str:
         return "not run"
     median, largest = (max(fact[key] for fact in known) for key in ("median", "largest"))
     lost = sum(fact["not_among_the_best"] for fact in facts)
-    count = f" of {sum(fact['tokens'] for fact in known)}" + (f", {lost} more further down" if lost else "")
+    count = f" ({sum(fact['tokens'] for fact in known)} tokens" + (f"; {lost} more out of reach)" if lost else ")")
     return (f"{median:.2f}, {largest:.2f}" if largest else "0, 0") + count
 
 
@@ -91,7 +92,7 @@ def earlier(scored: dict[str, Any] | None, entry: dict[str, Any]) -> str:
     """A word where the two runs did not have the same patched file."""
     if not scored or scored["patch"]["sha256"] == entry["patch"]["sha256"]:
         return ""
-    return f" (the patch as of {scored['commit'][:7]})"
+    return f", one form earlier ({scored['commit'][:7]})"
 
 
 def main() -> int:

@@ -62,6 +62,7 @@ class GuardReport:
     origin: str = ""
     trouble: str = ""  # why nothing could be compared
     complete: bool = True  # every file of the package was looked at
+    unseen: tuple[str, ...] = ()  # edited targets that were not looked into
 
     @property
     def refuses(self) -> bool:
@@ -85,12 +86,15 @@ class GuardReport:
             return "no baseline"
         if self.complete:
             return "no baseline, and no local edit"
+        if self.unseen:
+            return f"no baseline; not looked into: {', '.join(self.unseen)} (`mlapatch guard check` looks at all)"
         return "no baseline; no local edit in the files looked at (`mlapatch guard check` looks at all)"
 
     def as_json(self) -> dict[str, object]:
         """The `guard` of `status --json`."""
         files = [{"path": f.path, "state": str(f.state), "reason": f.reason} for f in self.files]
-        return {"state": self.state, "baseline": str(self.baseline or ""), "origin": self.origin, "files": files}
+        where = {"baseline": str(self.baseline or ""), "origin": self.origin}
+        return {"state": self.state, **where, "complete": self.complete, "files": files}
 
 
 def guard_state(found: Assessment, *, file: Path | None = None, scan: bool = True, fetch: bool = False) -> GuardReport:
@@ -117,20 +121,24 @@ def preflight(found: Assessment) -> tuple[str, str]:
 
 
 def _unrecorded(found: Assessment, scan: bool, fetch: bool) -> GuardReport:
+    looked: set[str] = set()
     if scan:
         edits = LocalEdits(found, origin_of(found.target, fetch=fetch))
     elif found.target.install == "wheel":
         # To take patches off first would need the parser.
-        edited = [p for p, f in found.files.items() if not found.present(p) and f.state(applied=False) == "edited"]
-        edits = LocalEdits(found, origin_among(found.target, {*WATCHED, *edited}))
+        targets = {patch.target for patch in found.catalogue.patches.values()}
+        looked = {*WATCHED, *(path for path in targets if not found.present(path))}
+        edits = LocalEdits(found, origin_among(found.target, looked))
     else:
-        return GuardReport("unrecorded", False, ())
+        return GuardReport("unrecorded", False, (), complete=False)
     local = edits.all
+    edited = [path for path, file in found.files.items() if file.state(bool(found.applied(path))) == "edited"]
+    unseen = () if scan else tuple(path for path in edited if path not in looked)
     files = tuple(
         GuardedFile(edit.path, State.NEW, edit.trouble or "no baseline records it", edits.diff(edit) if scan else "")
         for _, edit in sorted(local.items())
     )
-    return GuardReport("unrecorded", bool(files), files, None, edits.label, complete=scan)
+    return GuardReport("unrecorded", bool(files), files, None, edits.label, complete=scan, unseen=unseen)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlapatch.engine.judgement import Judgement
-from mlapatch.engine.verdict import Fits, apply, judge
+from mlapatch.engine.verdict import Fits, apply, judge, presence
 from tests.engine.fixtures import Case, load_cases
 
 REWRITES, NOOPS = load_cases("rewrite"), load_cases("noop")
@@ -25,6 +25,14 @@ def test_rewrite(case: Case) -> None:
     assert judge(case.before, case.patch, None).verdict == "applicable"
     again = judge(outcome.source, case.patch, None)
     assert again.verdict == "applied", again
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    """The engine itself, not what quicker.py remembers of it."""
+    case = REWRITES[0]
+    for function in (apply, judge, presence):
+        plain = getattr(function, "__wrapped__", function)
+        assert plain(case.before, case.patch, None) == plain(case.before, case.patch, None)
 
 
 @pytest.mark.parametrize("case", NOOPS, ids=lambda case: case.name)

@@ -302,9 +302,16 @@ def test_a_quick_status_does_not_deny_what_it_did_not_look_at(corpus: Corpus, tm
     target = tree.path("srt/layers/attention/flashinfer_mla_backend.py")
     target.write_bytes(target.read_bytes() + b"# mine\n")
     guard = status(sglang=tree.package).data["guard"]
-    assert [(f["path"], f["state"]) for f in guard["files"]] == [
-        ("srt/layers/attention/flashinfer_mla_backend.py", "new")
-    ]
+    backend = "srt/layers/attention/flashinfer_mla_backend.py"
+    assert [(f["path"], f["state"]) for f in guard["files"]] == [(backend, "new")]
+    apply(["active-cast"], sglang=tree.package)
+    told = guard_state(assess_(tree), scan=False)
+    assert (told.files, told.unseen) == ((), (backend,))  # taking the patch off first is guard check's work
+    assert f"not looked into: {backend}" in told.text
+    assert status(sglang=tree.package).data["guard"]["complete"] is False  # type: ignore[index]
+    target.unlink()
+    guard = status(sglang=tree.package).data["guard"]
+    assert [(f["path"], f["state"]) for f in guard["files"]] == [(backend, "new")]
 
 
 def test_status_survives_a_broken_baseline(tree: Tree) -> None:
