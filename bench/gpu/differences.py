@@ -51,15 +51,12 @@ def apart(found: Scores, reference: Scores) -> dict[str, Any]:
 
 def by_load(found: Scores, reference: Scores) -> dict[str, dict[str, Any]]:
     """`apart` for each prompt length (with its endings), and for the streams, whose batches differ from run to run."""
-    if found.keys() != reference.keys():
-        raise LookupError(f"answers to {sorted(found)} and to {sorted(reference)}")
-    loads: dict[str, list[str]] = {}
-    for name in found:
-        loads.setdefault("streams" if name.startswith("stream-") else name.partition("/")[0], []).append(name)
-    return {
-        load: apart({name: found[name] for name in names}, {name: reference[name] for name in names})
-        for load, names in loads.items()
-    }
+    loads: dict[str, tuple[Scores, Scores]] = {}
+    for side, scores in enumerate((found, reference)):
+        for name, tokens in scores.items():
+            load = "streams" if name.startswith("stream-") else name.partition("/")[0]
+            loads.setdefault(load, ({}, {}))[side][name] = tokens
+    return {load: apart(*sides) for load, sides in loads.items()}
 
 
 def summary(loads: dict[str, dict[str, Any]]) -> str:
@@ -76,6 +73,12 @@ def summary(loads: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def parting(output: list[int], reference: list[int]) -> int | None:
+    """Where two outputs first differ; None as far as both go."""
+    pairs = enumerate(zip(output, reference, strict=False))
+    return next((i for i, (mine, theirs) in pairs if mine != theirs), None)
+
+
 def explained(found: Scores, reference: Scores) -> list[dict[str, Any]]:
     """The first token that differs of each output, with both candidates' log-probabilities on both servers.
 
@@ -84,8 +87,7 @@ def explained(found: Scores, reference: Scores) -> list[dict[str, Any]]:
     """
     rows = []
     for name in found:
-        pairs = enumerate(zip(found[name], reference[name], strict=False))
-        step = next((i for i, (mine, theirs) in pairs if mine[1] != theirs[1]), None)
+        step = parting([token[1] for token in found[name]], [token[1] for token in reference[name]])
         if step is None:
             continue
         mine, theirs = found[name][step], reference[name][step]
@@ -128,8 +130,8 @@ def agreement(outputs: dict[str, list[int]], reference: dict[str, list[int]]) ->
     differing = {}
     for name in common:
         if outputs[name] != reference[name]:
-            pairs = zip(outputs[name], reference[name], strict=False)
-            differing[name] = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
+            step = parting(outputs[name], reference[name])
+            differing[name] = -1 if step is None else step
     return {"equal": len(common) - len(differing), "compared": len(common), "first_difference": differing}
 
 

@@ -121,19 +121,19 @@ def preflight(found: Assessment) -> tuple[str, str]:
 
 
 def _unrecorded(found: Assessment, scan: bool, fetch: bool) -> GuardReport:
-    looked: set[str] = set()
+    unseen: tuple[str, ...] = ()
     if scan:
         edits = LocalEdits(found, origin_of(found.target, fetch=fetch))
     elif found.target.install == "wheel":
         # To take patches off first would need the parser.
         targets = {patch.target for patch in found.catalogue.patches.values()}
         looked = {*WATCHED, *(path for path in targets if not found.present(path))}
+        rest = ((path, file) for path, file in found.files.items() if path not in looked)
+        unseen = tuple(path for path, file in rest if file.state(bool(found.applied(path))) == "edited")
         edits = LocalEdits(found, origin_among(found.target, looked))
     else:
         return GuardReport("unrecorded", False, (), complete=False)
     local = edits.all
-    edited = [path for path, file in found.files.items() if file.state(bool(found.applied(path))) == "edited"]
-    unseen = () if scan else tuple(path for path in edited if path not in looked)
     files = tuple(
         GuardedFile(edit.path, State.NEW, edit.trouble or "no baseline records it", edits.diff(edit) if scan else "")
         for _, edit in sorted(local.items())
