@@ -47,6 +47,12 @@ def eagle(patch: str = "") -> Variant:
     return Variant(patch, EAGLE, model=model, lengths=SHORT, streams=0, compare_with="eagle-stock")
 
 
+def dcp(patch: str = "") -> Variant:
+    """Two ranks on two GPUs that share the tokens; needs a machine of two."""
+    args = ("--tp-size", "2", "--dcp-size", "2", "--disable-custom-all-reduce")
+    return Variant(patch, args, streams=0, compare_with="dcp-stock")
+
+
 VARIANTS = {
     "stock": Variant(),
     "active-cast": Variant("active-cast"),
@@ -65,4 +71,7 @@ VARIANTS = {
     "dsa-gather-cast": dsa("gather-cast"),
     "eagle-stock": eagle(),
     "eagle-active-cast": eagle("active-cast"),
+    "dcp-stock": dcp(),
+    "dcp-active-cast": dcp("active-cast"),
+    "dcp-fused-decode": dcp("fused-decode"),
 }

@@ -6,7 +6,7 @@ def active_cast(pool, dtype, layer, backend, wrapper, decode):
     """
     if pool.dtype == dtype:
         return pool
-    reason = stock_cast_needed(backend, wrapper, pool, layer)
+    reason = stock_cast_needed(backend, wrapper, pool, layer, dcp=decode)
     if reason:
         return stock_cast(pool, dtype, reason)
     kv_indptr = live_kv_indptr(backend, wrapper, decode)

@@ -219,16 +219,25 @@ def stock_cast_reason(model_runner):
     if getattr(args, "enable_pdmux", False):
         return "PD multiplexing runs two batches at once"
     if getattr(args, "dcp_size", 1) > 1:
-        return "decode context parallelism plans its own KV indices"
+        return dcp_reason
     return ""
 
 
-def stock_cast_needed(backend, wrapper, pool, layer):
-    """Why this layer's pool must be cast as SGLang does, or '' (checked at every call, host only)."""
+dcp_reason = "decode context parallelism plans its own KV indices"
+
+
+def stock_cast_needed(backend, wrapper, pool, layer, dcp=False):
+    """Why this layer's pool must be cast as SGLang does, or '' (checked at every call, host only).
+
+    dcp: the caller reads what the wrapper was planned with. In decode that is this rank's share of the KV indices, put
+    together in the buffers that any other plan has.
+    """
     if pool.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
         return f"the pool holds {pool.dtype}"
     require_row_width(pool.shape[-1], layer.head_dim)
-    if backend.stock_cast_reason:
+    if backend.stock_cast_reason and not (
+        dcp and backend.stock_cast_reason == dcp_reason
+    ):
         return backend.stock_cast_reason
     if wrapper._kv_indices_buf is None or wrapper._kv_indptr_buf is None:
         return "this flashinfer backend plans without kv_indices"

@@ -23,11 +23,11 @@ def combined(
         place = (row * 512)[:, None] + column[None, :]
         zero = 0
         if OVERLAP:
-            # Known only then, so that the places are computed before it.
+            # The addresses want the wait's result, the places in them do not: those can be computed before it.
             zero = tl.multiple_of(wait_for_kernel_before(start) - start, 128)
             # Not earlier: the next kernel may have the memory of what the first one reads.
             let_next_kernel_start()
-        # The same for all pieces.
+        # The same for all pieces, so the first one's; to be read after the wait, as they are.
         gain = tl.load(part_sums + ((2 * program + 1) * num_heads + head) * 3 + 2)
         some_value = tl.load(
             part + zero + place,

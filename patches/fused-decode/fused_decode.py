@@ -58,7 +58,8 @@ def fused_tuning(device, block, few):
     """The tuning for a GPU, a Triton and blocks of 8 or 16 heads; few: too few requests for two warps to pay."""
     small = fused_shared_memory(device) < 160 * 1024
     if fused_triton < (3, 5):  # spills where registers are few
-        return FusedTuning(tile=16 if small else 32, warps=4, stages=3, programs=2)
+        tile = 16 if small or fused_triton < (3, 4) else 32
+        return FusedTuning(tile, warps=4, stages=3, programs=2)
     overlap = torch.cuda.get_device_capability(device) >= (9, 0)
     if few or small or block > 8:  # a tile sooner, fewer pieces
         # Two programs of 44 KB fit into 99 KB; 16 heads take 68 KB, or 44 KB with tiles of 16 tokens.
@@ -67,8 +68,8 @@ def fused_tuning(device, block, few):
     return FusedTuning(tile=32, warps=2, stages=2, programs=4, overlap=overlap)
 
 
-# The partial results of the splits, of all layers: their size depends on the GPU alone. Captured graphs keep the
-# address.
+# The partial results of the splits, one memory for all layers: its size depends on the GPU, the tuning and the heads,
+# not on the batch. Captured graphs keep the address.
 fused_parts = {}
 
 
@@ -134,7 +135,8 @@ def fused_attention(
     rope_words = query_rope.view(torch.int32)
     latent_words = latent.view(torch.int16)
     row = latent_words.stride(0)
-    # The pieces of a request that a batch of equal lengths gives, in one step or few; 64 of their values a thread.
+    max_tokens = min(kv_indices.numel(), 2**31 - 1)
+    # The pieces of a request that a batch of equal lengths gives, in one step or few; some 64 of their values a thread.
     pieces = min(1 << (programs // num_requests + 1).bit_length(), 256)
     columns = 32 if num_requests == 1 else 64 if pieces > 16 else 128
     fused_decode_kernel[(programs, blocks)](
@@ -149,7 +151,7 @@ def fused_attention(
         target,
         out_lse,
         num_requests,
-        kv_indices.numel(),
+        max_tokens,
         heads,
         scale,
         words.stride(0),
@@ -178,7 +180,7 @@ def fused_attention(
         target,
         out_lse,
         num_requests,
-        kv_indices.numel(),
+        max_tokens,
         heads,
         programs,
         TILE=tuning.tile,
@@ -201,7 +203,7 @@ def fused_decode_pool(pool, dtype, layer, backend, wrapper):
     """The layer's KV pool for fused_decode_run: as it is where the kernel reads it, else cast as active-cast does."""
     if pool.dtype == dtype:
         return pool
-    if not stock_cast_needed(backend, wrapper, pool, layer):
+    if not stock_cast_needed(backend, wrapper, pool, layer, dcp=True):
         reason = fused_unfit(pool, dtype, layer, backend, wrapper)
         if not reason:
             return pool

@@ -78,6 +78,8 @@ def fused_decode_kernel(
     # Powers of two: what the conversion of the pool's numbers left out, and what repeated heads bring twice.
     VALUE_GAIN: tl.constexpr = 1.0 if E5M2 or (ASM and CONVERT) else 256.0
     SCORE_GAIN: tl.constexpr = VALUE_GAIN * PREPARED / ROWS
+    # Weights are at most 2^15 instead of 1: as float16 those down to 2^-29 of the largest keep all their bits.
+    RAISED: tl.constexpr = 15
     program = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     row_of_heads = tl.arange(0, PREPARED)
@@ -190,7 +192,9 @@ def fused_decode_kernel(
                 score = tl.where((token < stop)[None, :], score, -float("inf"))
                 new_peak = tl.maximum(peak, tl.max(score, 1))
                 fade = tl.exp2((peak - new_peak) * gain)
-                chance = tl.exp2((score - new_peak[:, None]) * gain[:, None])
+                chance = tl.exp2(
+                    (score - new_peak[:, None]) * gain[:, None] + RAISED
+                )
                 peak = new_peak
                 weight = weight * fade[:, None] + chance
                 chance = tl.broadcast_to(
@@ -212,6 +216,7 @@ def fused_decode_kernel(
                 )
                 * (VALUE_GAIN / weights)[None, :, None]
             )
+            weights = weights * (1.0 / (1 << RAISED))
             target = (
                 head[None, :, None] * 512
                 + warp * (2 * COLUMNS)

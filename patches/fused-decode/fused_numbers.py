@@ -102,55 +102,40 @@ def float_pair(words, HALF: tl.constexpr):
 
 
 @triton.jit
+def scaled_half(words, up, BYTES: tl.constexpr):
+    """float16 of up times one bfloat16 number of each int32 word: BYTES picks its two bytes, over two zeros (4)."""
+    return tl.inline_asm_elementwise(
+        f"""
+        {{
+        .reg .b32 bits;
+        .reg .f32 first, second;
+        prmt.b32 bits, $1, 0, {BYTES};
+        mov.b32 first, bits;
+        mul.f32 first, first, $3;
+        prmt.b32 bits, $2, 0, {BYTES};
+        mov.b32 second, bits;
+        mul.f32 second, second, $4;
+        cvt.rn.f16x2.f32 $0, second, first;
+        }}
+        """,
+        "=&r,r,r,r,r",
+        [words, up],
+        dtype=tl.float16,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
 def scaled_pair(words, up, HALF: tl.constexpr, ASM: tl.constexpr):
     """float16 of up times the lower and times the upper bfloat16 (HALF: float16) number of int32 words."""
     if HALF or not ASM:
         even, odd = float_pair(words, HALF)
         return (even * up).to(tl.float16), (odd * up).to(tl.float16)
-    # The compiler moves a change of layout in front of inline assembly: one for the words instead of two for
-    # their float32 halves.
+    # The compiler moves a change of layout in front of inline assembly that has one result: one for the words instead
+    # of two for their float32 halves.
     up = tl.broadcast_to(up, words.shape)
-    even = tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 bits;
-        .reg .f32 first, second;
-        shl.b32 bits, $1, 16;
-        mov.b32 first, bits;
-        mul.f32 first, first, $3;
-        shl.b32 bits, $2, 16;
-        mov.b32 second, bits;
-        mul.f32 second, second, $4;
-        cvt.rn.f16x2.f32 $0, second, first;
-        }
-        """,
-        "=&r,r,r,r,r",
-        [words, up],
-        dtype=tl.float16,
-        is_pure=True,
-        pack=2,
-    )
-    odd = tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 bits;
-        .reg .f32 first, second;
-        and.b32 bits, $1, 0xffff0000;
-        mov.b32 first, bits;
-        mul.f32 first, first, $3;
-        and.b32 bits, $2, 0xffff0000;
-        mov.b32 second, bits;
-        mul.f32 second, second, $4;
-        cvt.rn.f16x2.f32 $0, second, first;
-        }
-        """,
-        "=&r,r,r,r,r",
-        [words, up],
-        dtype=tl.float16,
-        is_pure=True,
-        pack=2,
-    )
-    return even, odd
+    return scaled_half(words, up, "0x1044"), scaled_half(words, up, "0x3244")
 
 
 @triton.jit
@@ -181,7 +166,7 @@ def prefetch(address):
 @triton.jit
 def wait_for_kernel_before(number):
     """number, once the kernels before this one are done and what they wrote is visible (an overlapped launch does not
-    wait). What number is made of is computed before that."""
+    wait). No access to memory moves across it; arithmetic may, but for what the result is used in."""
     return tl.inline_asm_elementwise(
         "griddepcontrol.wait; mov.b32 $0, $1;",
         "=r,r,~{memory}",

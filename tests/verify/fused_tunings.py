@@ -1,7 +1,7 @@
 """The fused-decode kernel in Triton's interpreter, by tuning, heads and FP8 kind, against float64: one JSON line each.
 
 Run as a program with TRITON_INTERPRET=1 (test_fused_tunings.py does): `python -m tests.verify.fused_tunings`. On a GPU,
-compiled: `python -m tests.verify.fused_tunings --device cuda`.
+compiled, with overlapped launches from SM90 on: `python -m tests.verify.fused_tunings --device cuda`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,18 @@ CASES = (
 )
 
 
-def expected(query: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def expected(
+    query: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor, scale: float = SCALE
+) -> tuple[torch.Tensor, torch.Tensor]:
     """float64 attention [heads, 512] and base-2 log-sum-exp [heads] of one request."""
     key = pool[slots.long(), 0].double()
-    score = query.double() @ key.T * SCALE
+    score = query.double() @ key.T * scale
     return torch.softmax(score, -1) @ key[:, :512], torch.logsumexp(score, -1) / torch.log(torch.tensor(2.0)).item()
+
+
+def overlaps(device: str) -> bool:
+    """Whether the device launches a kernel while the one before still runs."""
+    return device != "cpu" and torch.cuda.get_device_capability() >= (9, 0)
 
 
 Case = tuple[tuple[int, ...], int, int, int, int, torch.dtype, float]
@@ -58,7 +65,7 @@ def error_of(module: ModuleType, case: Case, device: str) -> dict[str, float | b
     query = (torch.randn(len(lengths), heads, 576) * factor).to(torch.bfloat16).to(device)
     indptr = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=device)
     out = torch.full((len(lengths), heads, 512), float("nan"), dtype=torch.bfloat16, device=device)
-    tuning = module.FusedTuning(tile, warps, 1, programs)
+    tuning = module.FusedTuning(tile, warps, 1, programs, overlap=overlaps(device))
     q, rope = query[..., :512].contiguous(), query[..., 512:].contiguous()
     lse = module.fused_attention(
         q, rope, pool[..., :512], pool[..., 512:], order, indptr, len(lengths), SCALE, out, tuning
@@ -87,11 +94,38 @@ def error_of_tied_pieces(module: ModuleType, device: str) -> dict[str, float | b
     out = torch.full((1, 1, 512), float("nan"), dtype=torch.bfloat16, device=device)
     order = torch.arange(33, dtype=torch.int32, device=device)
     indptr = torch.tensor([0, 33], dtype=torch.int32, device=device)
-    tuning = module.FusedTuning(16, 4, 1, 1)
+    tuning = module.FusedTuning(16, 4, 1, 1, overlap=overlaps(device))
     lse = module.fused_attention(query, rope, pool[..., :512], pool[..., 512:], order, indptr, 1, 1.0, out, tuning)
     wanted = pool[:33, 0, :512].double().mean(0)
     error = ((out[0, 0].double() - wanted).norm() / wanted.norm()).item()
     return {"error": error, "lse_error": abs(lse.item() / (2.0**25 * 1.4426950408889634) - 1), "zeros": True}
+
+
+def error_of_sink(module: ModuleType, device: str) -> dict[str, float | bool]:
+    """A first token without a value, 18 nats above 31 others: as float16 their weights would be none."""
+    torch.manual_seed(7)
+    tokens, heads = 32, 8
+    pool = torch.randn(tokens, 1, 576)
+    pool[..., 512:] = 0.0
+    pool[0] = 0.0
+    pool[0, 0, 512] = 18.0
+    pool = pool.to(torch.float8_e4m3fn).to(device)
+    query = (torch.randn(1, heads, 576) * 0.05).to(torch.bfloat16)
+    query[..., 512] = 1.0
+    query = query.to(device)
+    order = torch.arange(tokens, dtype=torch.int32, device=device)
+    indptr = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    out = torch.full((1, heads, 512), float("nan"), dtype=torch.bfloat16, device=device)
+    tuning = module.FusedTuning(32, 4, 1, 1, overlap=overlaps(device))
+    q, rope = query[..., :512].contiguous(), query[..., 512:].contiguous()
+    lse = module.fused_attention(q, rope, pool[..., :512], pool[..., 512:], order, indptr, 1, 1.0, out, tuning)
+    wanted, wanted_lse = expected(query[0], pool, order, scale=1.0)
+    error = ((out[0].double() - wanted).norm() / wanted.norm()).item()
+    return {
+        "error": error,
+        "lse_error": ((lse[0].double() - wanted_lse) / wanted_lse).abs().max().item(),
+        "zeros": True,
+    }
 
 
 def main() -> None:
@@ -106,6 +140,7 @@ def main() -> None:
     for case in CASES:
         print(json.dumps(error_of(module, case, device)), flush=True)
     print(json.dumps(error_of_tied_pieces(module, device)), flush=True)
+    print(json.dumps(error_of_sink(module, device)), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 
 from .drive import Taken
 from .record import Plan, Run
+from .reference import Expected
 
 WORSE = 1.05
 """An output of other arithmetic may be this much further from float64 than stock's is."""
@@ -17,6 +18,8 @@ COARSE = 0.05
 """Where stock is further than this from float64 (it plans draft steps with too few tokens), stock is the reference."""
 NEAR = 6e-3
 """How close to stock then: both are rounded to BF16."""
+SUMS = 1e-3
+"""How far a base-2 log-sum-exp may be from float64, absolute: it is float32 and rounded nowhere within."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Rules:
     exact: bool
     plain: bool
     device: str
-    reference: list[torch.Tensor] | None
+    reference: list[Expected] | None
 
 
 def step(stock: Taken, patched: Taken, rules: Rules) -> tuple[float, Difference | None]:
@@ -49,9 +52,9 @@ def step(stock: Taken, patched: Taken, rules: Rules) -> tuple[float, Difference 
     return largest, wrong or _reads(stock, patched, where)
 
 
-def error(taken: Taken, reference: list[torch.Tensor]) -> float:
+def error(taken: Taken, reference: list[Expected]) -> float:
     """How far the outputs of a step are from float64: the largest relative error of a token, in the L2 norm."""
-    pairs = zip(taken.outputs, reference, strict=True)
+    pairs = zip(taken.outputs, (one.values for one in reference), strict=True)
     return max((_relative(_rows(got, want, taken.tokens), want) for got, want in pairs), default=0.0)
 
 
@@ -85,7 +88,7 @@ def _outputs(stock: Taken, patched: Taken, rules: Rules, where: str) -> tuple[fl
             found = f"{tuple(got.shape)} {got.dtype}"
             return largest, Difference(f"{at}: found {found}, expected {tuple(want.shape)} {want.dtype}")
         largest = max(largest, _furthest(got, want))
-        reference = rules.reference[i] if rules.reference is not None else want.double().cpu()
+        reference = rules.reference[i] if rules.reference is not None else Expected(want.double().cpu())
         if rules.exact:
             wrong = wrong or _unequal(at, want, got)
         else:
@@ -109,8 +112,13 @@ def _unequal(at: str, want: torch.Tensor, got: torch.Tensor) -> Difference | Non
 
 
 def _too_far(
-    at: str, want: torch.Tensor, got: torch.Tensor, reference: torch.Tensor, tokens: int, device: str
+    at: str, want: torch.Tensor, got: torch.Tensor, expected: Expected, tokens: int, device: str
 ) -> Difference | None:
+    if expected.sums is not None:
+        off = _furthest(got[:tokens, -expected.sums.shape[1] :].cpu(), expected.sums)
+        if off > SUMS:
+            return Difference(f"{at}: found a log-sum-exp {off:.3g} from float64's, expected at most {SUMS:.3g}")
+    reference = expected.values
     got, want, reference = _rows(got, reference, tokens), _rows(want, reference, tokens), reference[:tokens]
     stock = _relative(want, reference)
     allowed, against = WORSE * stock + MARGIN[device], "float64"

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 
 from .batch import Inputs, Layer, Plan
 
 
-def expected(plan: Plan, slots: torch.Tensor, size: int, cache: torch.dtype) -> list[torch.Tensor]:
-    """For each forward and layer `[tokens, heads * 512]` float64; `slots` is the request table, `size` the arena's
-    rows."""
+@dataclass(frozen=True)
+class Expected:
+    """float64: `values` `[tokens, heads * 512]`, and where the caller asks for it the base-2 log-sum-exp `sums`
+    `[tokens, heads]`, which the outputs have after the values."""
+
+    values: torch.Tensor
+    sums: torch.Tensor | None = None
+
+
+def expected(plan: Plan, slots: torch.Tensor, size: int, cache: torch.dtype, share: int = 1) -> list[Expected]:
+    """One for each forward and layer; `slots` is the request table, `size` the arena's rows. Every `share`-th token is
+    this rank's (decode context parallelism), whose outputs have a log-sum-exp."""
     slots, outputs = slots.cpu(), []
     stores = [_store(plan, layer, size, cache) for layer in range(len(plan.content))]
     draft = plan.step.mode == "draft"
@@ -21,7 +33,7 @@ def expected(plan: Plan, slots: torch.Tensor, size: int, cache: torch.dtype) -> 
             count = len(plan.step.prefix) * (1 if draft else 0) or sum(plan.step.added())
             keys = one.key()[:count, 0].cpu().to(cache).double()
             stores[layer][(plan.out_loc[i] if draft else plan.out_loc).cpu()[:count]] = keys
-            outputs.append(_attend(plan, i, one, stores[layer], slots))
+            outputs.append(_attend(plan, i, one, stores[layer], slots, share))
     return outputs
 
 
@@ -32,17 +44,21 @@ def _store(plan: Plan, layer: int, size: int, cache: torch.dtype) -> torch.Tenso
     return store
 
 
-def _attend(plan: Plan, forward: int, one: Inputs, store: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+def _attend(plan: Plan, forward: int, one: Inputs, store: torch.Tensor, slots: torch.Tensor, share: int) -> Expected:
     query = one.query().cpu().double()
-    rows = []
+    _, heads, width = one.q.shape
+    values = torch.zeros((0, heads * width), dtype=torch.float64)
+    sums = torch.zeros((0, heads), dtype=torch.float64)
     for t, (_, row, visible) in enumerate(plan.seen(forward)):
-        keys = store[slots[row, :visible].long()]
-        weights = torch.softmax(query[t] @ keys.T * Layer(0).scaling, dim=-1)
-        rows.append((weights @ keys[:, : one.q.shape[-1]]).flatten())
-    return torch.stack(rows) if rows else torch.zeros((0, one.q.shape[1] * one.q.shape[2]), dtype=torch.float64)
+        keys = store[slots[row, :visible:share].long()]
+        scores = query[t] @ keys.T * Layer(0).scaling
+        value = torch.softmax(scores, dim=-1) @ keys[:, :width]
+        values = torch.cat((values, value.flatten()[None]))
+        sums = torch.cat((sums, torch.logsumexp(scores, dim=-1)[None] / math.log(2.0)))
+    return Expected(values, sums if share > 1 else None)
 
 
-def _ragged(plan: Plan, one: Inputs) -> torch.Tensor:
+def _ragged(plan: Plan, one: Inputs) -> Expected:
     query, keys, values = one.q.cpu().double(), one.k.cpu().double(), one.v.cpu().double()
     rows, first = [], 0
     for new in plan.step.added():
@@ -51,4 +67,4 @@ def _ragged(plan: Plan, one: Inputs) -> torch.Tensor:
             score = torch.einsum("hd,nhd->hn", query[first + n], keys[span]) * Layer(0, ragged=True).scaling
             rows.append(torch.einsum("hn,nhd->hd", torch.softmax(score, dim=-1), values[span]).flatten())
         first += new
-    return torch.stack(rows)
+    return Expected(torch.stack(rows))

@@ -55,6 +55,11 @@ class Scenario:
     stock_may_raise: bool = False
     """Whether stock may fail here (flashinfer takes no empty batch from 0.7 on), which makes it nothing to judge."""
 
+    @property
+    def share(self) -> int:
+        """One in how many tokens is this rank's (decode context parallelism)."""
+        return int(self.flags.get("dcp_size", 1))
+
 
 def _decode(*prefix: int, graph: int = 0, query: tuple[float, float] = (1.0, 1.0)) -> Step:
     return Step("decode", prefix, graph=graph, query=query)

@@ -152,9 +152,10 @@ def _compare(
     held: set[str] = set()
     for i, (want, got) in enumerate(zip(stock, patched, strict=True)):
         expected = None
-        if scenario.flags.get("dcp_size", 1) == 1 and scenario.steps[i].mode != "idle":
+        if scenario.steps[i].mode != "idle":
             plan = batch.make(scenario, i, stock_side.slots, job.seed, "cpu")
-            expected = reference.expected(plan, stock_side.slots, stock_side.pool.slots, stock_side.pool.dtype)
+            pool = stock_side.pool
+            expected = reference.expected(plan, stock_side.slots, pool.slots, pool.dtype, scenario.share)
             stock_error = max(stock_error, compare.error(want, expected))
         rules = compare.Rules(job.exact or plain, plain, job.device, expected)
         most, wrong = compare.step(want, got, rules)
@@ -175,7 +176,7 @@ def _census(
     if not stock.census:
         return "", ""
     plan = batch.make(scenario, step, side.slots, seed, "cpu")
-    table = census.by_table(plan, side.slots, int(scenario.flags.get("dcp_size", 1)))
+    table = census.by_table(plan, side.slots, scenario.share)
     return census.judge(stock.census, patched.census, table)
 
 
