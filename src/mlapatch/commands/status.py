@@ -47,8 +47,8 @@ def status(
         blocks += shown
         data["expected"] = compared
     if missing:
-        found_instead = ", ".join(f"{name} is {found.judgements[name].verdict}" for name in missing)
-        lines = [f"required and not applied: {found_instead}"]
+        judged = ((name, found.judgements[name]) for name in missing)
+        lines = ["required and not applied: " + ", ".join(f"{name} ({j.verdict}: {j.reason})" for name, j in judged)]
         lines += [f"  next for {name}: {found.judgements[name].next or f'mlapatch apply {name}'}" for name in missing]
         blocks.append(Text(lines, style="bold red"))
     return Outcome(Exit.FOUND if missing or differs else Exit.OK, data, blocks)
