@@ -19,6 +19,7 @@ RESULTS = HERE.parent / "results"
 RUNS = ("h200_run6.json",)  # the latest first; a row comes from the first that has it
 WEIGHTS = "h200_weights.json.gz"
 CONTROL = "off-by-one"
+ENOUGH = 10
 README = HERE.parents[1] / "README.md"
 START, END = "<!-- table: python3 bench/gpu/table.py -->", "<!-- /table -->"
 ROWS = {
@@ -77,12 +78,14 @@ def row(title: str, entry: dict[str, Any], apart: str) -> str:
 
 
 def nats(entry: dict[str, Any]) -> str:
-    """How far the decoded tokens of single prompts are from stock's: the worst length's median and largest."""
+    """How far the decoded tokens of single prompts are from stock's: the worst length's median, of those with ENOUGH
+    tokens to have one, and the largest of all."""
     facts = [entry["apart"][length] for length in LENGTHS if length in entry.get("apart", {})]
     known = [fact for fact in facts if fact["tokens"]]
     if not known:
         return "not run"
-    median, largest = (max(fact[key] for fact in known) for key in ("median", "largest"))
+    median = max(fact["median"] for fact in [one for one in known if one["tokens"] >= ENOUGH] or known)
+    largest = max(fact["largest"] for fact in known)
     lost = sum(fact["not_among_the_best"] for fact in facts)
     count = f" ({sum(fact['tokens'] for fact in known)} tokens" + (f"; {lost} more out of reach)" if lost else ")")
     return (f"{median:.2f}, {largest:.2f}" if largest else "0, 0") + count
@@ -92,7 +95,7 @@ def earlier(scored: dict[str, Any] | None, entry: dict[str, Any]) -> str:
     """A word where the two runs did not have the same patched file."""
     if not scored or scored["patch"]["sha256"] == entry["patch"]["sha256"]:
         return ""
-    return f", one form earlier ({scored['commit'][:7]})"
+    return f", of another form ({scored['commit'][:7]})"
 
 
 def main() -> int:

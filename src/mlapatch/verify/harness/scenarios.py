@@ -96,9 +96,9 @@ _EXTREME, _BEYOND_FP16, _TINY, _ONE = 300.0, 2.0**20, 1e-36, 1.0
 With random keys the logits of a head vary by 1.7 times as much: `_EXTREME` and `_BEYOND_FP16` leave one token all the
 weight. Well defined only where the largest two are further apart than float32 rounds, half a unit for logits of
 millions: `tests/verify/test_extremes.py` holds this data to it, so that float64, stock and patch agree on the token.
-`_BEYOND_FP16` makes queries of up to 4 million (FP16 ends at 65,504). Not more: a GPU computes exp2(logit * scale -
-peak) as one multiply-add, off by what the peak was rounded by, which cancels out here but reaches powers that overflow
-with logits from about 2**28 on. `_TINY` is less than FP16 has, and all weights are equal: what would scale it into
+`_BEYOND_FP16` makes queries of up to 4 million (FP16 ends at 65,504). Not more: where a kernel computes exp2(logit *
+scale - peak) as one multiply-add, it is off by what the peak was rounded by, which cancels out here but reaches powers
+that overflow with logits from about 2**28 on, and stock's kernels are not ours. `_TINY` is less than FP16 has, and all weights are equal: what would scale it into
 FP16's range is more than float32 has.
 """
 _SUBCLASSES = ("flashmla", "cutlass_mla", "trtllm_mla")
