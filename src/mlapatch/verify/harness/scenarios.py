@@ -98,8 +98,8 @@ weight. Well defined only where the largest two are further apart than float32 r
 millions: `tests/verify/test_extremes.py` holds this data to it, so that float64, stock and patch agree on the token.
 `_BEYOND_FP16` makes queries of up to 4 million (FP16 ends at 65,504). Not more: where a kernel computes exp2(logit *
 scale - peak) as one multiply-add, it is off by what the peak was rounded by, which cancels out here but reaches powers
-that overflow with logits from about 2**28 on, and stock's kernels are not ours. `_TINY` is less than FP16 has, and all weights are equal: what would scale it into
-FP16's range is more than float32 has.
+that overflow with logits from about 2**28 on, and stock's kernels are not ours. `_TINY` is less than FP16 has, and all
+weights are equal: what would scale it into FP16's range is more than float32 has.
 """
 _SUBCLASSES = ("flashmla", "cutlass_mla", "trtllm_mla")
 
