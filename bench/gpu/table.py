@@ -58,14 +58,11 @@ def table(runs: dict[str, dict[str, Any]], weights: dict[str, Any]) -> str:
         f"Real server, CUDA graphs on, {machine['gpu']}, SGLang {patch['sglang']}, flashinfer {patch['flashinfer']}, "
         f"torch {machine['torch']}, FP8 pool of {first['pool_tokens']:,} tokens x {first['layers']} layers. "
         f"{'; '.join(where)}. Repeat them with `python3 bench/gpu/compare.py` as "
-        "[bench/gpu/README.md](bench/gpu/README.md) says. The streams' figure covers the whole window with its "
-        "prefill. Several servers were on the GPU; all but the measured one stood still. The last column is of servers "
-        "whose random weights make the next token depend on attention "
-        "([how](bench/gpu/README.md#outputs-that-depend-on-attention), "
-        f"[{WEIGHTS}](bench/results/{WEIGHTS})): by how many nats the log-probabilities of equal tokens after "
-        "equal texts of 512, 8,192 and 65,536 tokens differ from stock's. Rounding in another order alone moves them "
-        "by some 0.1, and at times by 0.45 (fused-decode from itself, in other batches); the control leaves out the "
-        "newest token of a batch's last request, and stock's best few no longer have most of its tokens (out of reach)."
+        "[bench/gpu/README.md](bench/gpu/README.md) says. Last column: by how many nats the next token's "
+        "log-probability is from stock's, on servers whose outputs depend on attention "
+        f"([how](bench/gpu/README.md#outputs-that-depend-on-attention), [{WEIGHTS}](bench/results/{WEIGHTS})). "
+        "Rounding in another order moves it by some 0.1, at times by 0.45; leaving out one token, as the control does, "
+        "by whole nats."
     )
     return "\n".join([*lines, "", about])
 
@@ -87,8 +84,10 @@ def nats(entry: dict[str, Any]) -> str:
     median = max(fact["median"] for fact in [one for one in known if one["tokens"] >= ENOUGH] or known)
     largest = max(fact["largest"] for fact in known)
     lost = sum(fact["not_among_the_best"] for fact in facts)
-    count = f" ({sum(fact['tokens'] for fact in known)} tokens" + (f"; {lost} more out of reach)" if lost else ")")
-    return (f"{median:.2f}, {largest:.2f}" if largest else "0, 0") + count
+    count = f"{sum(fact['tokens'] for fact in known)} tokens"
+    if lost:
+        count += f"; {lost} more not among stock's best few"
+    return (f"{median:.2f}, {largest:.2f}" if largest else "0, 0") + f" ({count})"
 
 
 def earlier(scored: dict[str, Any] | None, entry: dict[str, Any]) -> str:
