@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.verify.fused_tunings import ROOT
 
 pytestmark = pytest.mark.verify
 VERSION = "0.5.15.post1"
+KERNELS = {VERSION: "srt/layers/dcp/kernels.py", "0.5.23": "kernels/ops/attention/dcp_kernels.py"}
 
 
 def dcp(python: str, patch: str, sglang: Path, patches: Path = ROOT / "patches") -> dict[str, Any]:
@@ -49,3 +51,18 @@ def test_a_log_sum_exp_of_another_base_fails(torch_python: str, wheel_dir: TreeF
     found = dcp(torch_python, "fused-decode", wheel_dir(VERSION), patches)
     assert found["result"] == "fail"
     assert "found a log-sum-exp " in found["detail"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("version", KERNELS)
+def test_the_ranks_make_up_the_whole(torch_python: str, wheel_dir: TreeFactory, version: str, ranks: int) -> None:
+    """With the kernels by which this SGLang shares tokens out and merges results; some ranks have none of a request."""
+    kernels = wheel_dir(version) / "sglang" / KERNELS[version]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    command = [torch_python, "-m", "tests.verify.dcp_ranks", str(kernels), str(ranks)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["error"] < 3e-3  # BF16 rounding of the result alone is 1.7e-3
+    assert found["lse_error"] < 1e-5
+    assert found["empty"]
