@@ -15,7 +15,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
 from mlapatch.serve import gpu_state, libraries, redact
-from mlapatch.serve.preflight import Context, Finding, tools
+from mlapatch.serve.preflight import OK, Context, Finding, tools
 from mlapatch.serve.server_options import ServerOptions
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
@@ -107,8 +107,10 @@ def _machine() -> list[tuple[str, str]]:
 
 
 def _tool_findings(gpus: object) -> Iterator[Finding]:
+    """What `launch` would warn of; a check that finds everything there is nothing to look at."""
     ranks = str(len(gpus)) if isinstance(gpus, list) and len(gpus) > 1 else "1"
-    yield from tools(Context(ServerOptions({"tp-size": ranks}), os.environ))
+    found = tools(Context(ServerOptions({"tp-size": ranks}), os.environ))
+    yield from (finding for finding in found if finding.state != OK)
 
 
 def _disk(folder: str) -> str:
