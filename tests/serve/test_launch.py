@@ -498,6 +498,25 @@ def test_guard_refuses_even_when_forced(bench: Bench, monkeypatch: pytest.Monkey
     assert not (bench.folder / "logs").exists()
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_force_does_not_take_back_require(bench: Bench, monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:
+    """`--require` asks to be refused: exit 5 with --force as without; the other failures are forced past as ever."""
+    facts = PatchFacts(required=("active-cast",), verdicts={"active-cast": ("applicable", "not applied")})
+    monkeypatch.setattr("mlapatch.commands.launch.patch_facts", lambda *_: facts)
+    with socket.socket() as owner:
+        if taken:
+            owner.bind(("127.0.0.1", bench.port))
+            owner.listen()
+        said = [bench.launch(force=force) for force in (False, True)]
+    assert [outcome.exit for outcome in said] == [Exit.ENVIRONMENT] * 2
+    assert not (bench.folder / "logs").exists()
+    for outcome in said:
+        shown = " ".join(str(block) for block in outcome.blocks)
+        assert "not started: patches: active-cast is required" in shown
+        assert "--force does not go past --require" in shown
+        assert "starts it all the same" not in shown
+
+
 def test_dry_run_shows_the_whole_preflight(bench: Bench) -> None:
     outcome = bench.launch(dry_run=True, force=False)
     assert outcome.exit is Exit.OK

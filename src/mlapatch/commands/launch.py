@@ -162,8 +162,7 @@ def _preflight_outcome(plan: Plan, findings: Sequence[Finding], refused: Exit | 
         Table(("state", "check", "finding"), rows, title="preflight"),
     ]
     if refused is not None:
-        force = "" if refused is Exit.REFUSED else "; --force starts it all the same"
-        blocks.append(Text((f"not started: {preflight.first_failure(findings)}{force}",), style="bold red"))
+        blocks.append(Text((f"not started: {preflight.refused_because(findings)}",), style="bold red"))
     data: dict[str, object] = {
         "state": "refused" if refused is not None else "dry-run",
         "command": shown,

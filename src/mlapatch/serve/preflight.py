@@ -27,13 +27,22 @@ IDLE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's answer. `exit` counts where state is `fail`; 4 cannot be forced, 5 can."""
+    """One check's answer. `exit` counts where state is `fail`; 4 cannot be forced, 5 can unless `demanded`.
+
+    `demanded`: the user asked to be refused (--require), which --force does not take back.
+    """
 
     check: str
     state: str
     text: str
     exit: Exit = Exit.ENVIRONMENT
     next: str = ""
+    demanded: bool = False
+
+    @property
+    def forceable(self) -> bool:
+        """Whether --force goes past it."""
+        return self.exit is not Exit.REFUSED and not self.demanded
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`."""
@@ -102,17 +111,18 @@ def run_checks(context: Context, checks: Sequence[Check]) -> list[Finding]:
 
 def refusal(findings: Sequence[Finding], force: bool) -> Exit | None:
     """With which code a start is refused; None where it is not."""
-    failed = {finding.exit for finding in findings if finding.state == FAIL}
-    if Exit.REFUSED in failed:
-        return Exit.REFUSED  # local edits are never forced past
-    return Exit.ENVIRONMENT if failed and not force else None
-
-
-def first_failure(findings: Sequence[Finding]) -> str:
-    """Why it is refused; what cannot be forced comes first."""
     failed = [finding for finding in findings if finding.state == FAIL]
-    first = next((f for f in failed if f.exit is Exit.REFUSED), failed[0])
-    return f"{first.check}: {first.text}"
+    if any(finding.exit is Exit.REFUSED for finding in failed):
+        return Exit.REFUSED  # local edits are never forced past
+    return Exit.ENVIRONMENT if any(not (force and finding.forceable) for finding in failed) else None
+
+
+def refused_because(findings: Sequence[Finding]) -> str:
+    """Why it is refused, and whether --force helps; what cannot be forced comes first."""
+    failed = [finding for finding in findings if finding.state == FAIL]
+    first = min(failed, key=lambda finding: (finding.exit is not Exit.REFUSED, finding.forceable))
+    force = "; --force starts it all the same" if first.forceable else ""
+    return f"{first.check}: {first.text}{'; --force does not go past --require' if first.demanded else force}"
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
@@ -135,7 +145,7 @@ def patches(context: Context) -> Iterable[Finding]:
         verdict, reason = facts.verdicts.get(name, ("unknown", "no such patch"))
         if verdict != "applied":
             text = f"{name} is required and is {verdict}: {reason}"
-            found.append(Finding("patches", FAIL, text, next=f"mlapatch apply {name}"))
+            found.append(Finding("patches", FAIL, text, next=f"mlapatch apply {name}", demanded=True))
     applied = sorted({name for file in facts.files for name in file.patches})
     for name, (verdict, reason) in facts.verdicts.items():
         wrong = verdict in ("lost", "edited") or (verdict == "unsupported" and name in applied)
