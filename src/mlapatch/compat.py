@@ -28,6 +28,9 @@ PACKAGE = "sglang"
 class Watch(Protocol):
     """Where progress goes; the command line draws it, everything else may ignore it."""
 
+    def say(self, line: str) -> None:
+        """What is about to be done."""
+
     def begin(self, title: str, total: int) -> None:
         """A stage of `total` steps starts."""
 
@@ -40,6 +43,9 @@ class Watch(Protocol):
 
 class Silent:
     """No progress at all."""
+
+    def say(self, line: str) -> None:
+        """Ignore."""
 
     def begin(self, title: str, total: int) -> None:
         """Ignore."""

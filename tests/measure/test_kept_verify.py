@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 from mlapatch.catalogue import load_catalogue
 from mlapatch.cli import measuring, patching
+from mlapatch.commands.verify import verify
+from mlapatch.compat import Silent
 from mlapatch.measure.runs import Run, Store, default_path
-from mlapatch.verify.runner import Job, Report, ScenarioResult
+from mlapatch.verify.runner import Job, Report, ScenarioResult, scenario_names
 from tests.conftest import TreeFactory
 
 FACTS = {"python": "3.12.3", "torch": "2.13.0", "machine": {"cores": 2}}
@@ -34,7 +36,8 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stands in for the processes that run scenarios: `fails` are patches that differ, `raises` by patch."""
     does: dict[str, Any] = {"fails": (), "raises": {}}
 
-    def run_job(job: Job, **_: object) -> Report:
+    def run_job(job: Job, *, done: Callable[[str], None], **_: object) -> Report:
+        done("decode-eager")
         if job.patch in does["raises"]:
             raise does["raises"][job.patch]
         decode = "fail" if job.patch in does["fails"] else "pass"
@@ -107,6 +110,22 @@ def test_a_failing_verify_is_kept_as_such(harness: dict[str, Any], install_tree:
     exported = [json.loads(line) for line in invoke("runs", "--export", "-", "--db", db).stdout.splitlines()]
     assert [(run["kind"], run["result"]["result"]) for run in exported] == [("verify", "pass"), ("verify", "fail")]
     assert invoke("report", "-o", tmp_path / "page.html", "--db", db).exit_code == 2, "nothing to draw"
+
+
+def test_what_is_about_to_run_is_said_first(harness: dict[str, Any], install_tree: TreeFactory) -> None:
+    site = install_tree("0.5.9")
+    line = "running stock and patched code of SGLang 0.5.9 side by side on cpu"
+    said: list[str] = []
+    watch = Silent()
+    watch.say = lambda line: said.append(line)  # type: ignore[method-assign]
+    watch.begin = lambda title, total: said.append(f"{title}: {total}")  # type: ignore[method-assign]
+    watch.step = lambda done: said.append(done)  # type: ignore[method-assign]
+    verify(["active-cast"], scenarios=["decode-eager"], sglang=site, keep=False, watch=watch)
+    assert said == [line, "scenarios of active-cast: 1", "decode-eager"]
+    done = invoke("verify", "active-cast", "--sglang", site, "--no-keep")
+    assert done.stderr.splitlines()[:2] == [line, f"scenarios of active-cast: {len(scenario_names())}"]
+    assert line in done.stdout, "as it was"
+    assert json.loads(invoke("verify", "active-cast", "--sglang", site, "--no-keep", "--json").stdout)
 
 
 def test_what_differs_in_the_set_ups_of_two(harness: dict[str, Any], install_tree: TreeFactory, tmp_path: Path) -> None:

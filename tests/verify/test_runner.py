@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,23 @@ def test_a_time_limit_fails_what_ran_and_what_did_not(tmp_path: Path) -> None:
     assert [r.result for r in found] == ["pass", "fail", "fail"]
     assert found[1].detail == "ran past the time limit"
     assert found[2].detail == "did not run: the time limit was reached"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_scenario_is_told_while_the_others_run(tmp_path: Path, workers: int) -> None:
+    told: list[tuple[str, float]] = []
+    job = Job(tmp_path / "a.py", tmp_path / "b.py", tmp_path, "0.5.9", "some", only=(FIRST, SECOND, THIRD))
+    crash = f"time.sleep(0.5)\n    if name == {SECOND!r}: sys.exit('crash')"
+    python = fake_python(tmp_path, crash)
+    run_job(
+        job,
+        python=python,
+        timeout_s=30,
+        workers=workers,
+        done=lambda name: told.append((name, time.monotonic())),
+    )
+    assert sorted(name for name, _ in told) == sorted([FIRST, SECOND, THIRD]), "each once, what crashed too"
+    assert max(at for _, at in told) - min(at for _, at in told) > 0.3
 
 
 def test_a_process_that_cannot_start_fails_everything(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ class Drawn:
             self._bars.stop()
             self._bars = None
 
+    def say(self, line: str) -> None:
+        """What is about to be done, at once; before the first bar."""
+        print(line, file=sys.stderr, flush=True)
+
     def begin(self, title: str, total: int) -> None:
         """A stage of `total` steps starts."""
         with self._lock:

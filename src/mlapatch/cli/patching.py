@@ -21,6 +21,7 @@ from mlapatch.cli.options import (
     patch_names,
     patches_or_auto,
 )
+from mlapatch.outcome import Outcome
 
 Names = Annotated[
     list[str],
@@ -195,24 +196,28 @@ def verify(
     """
     from typing import cast
 
+    from mlapatch.cli.drawn import Drawn
     from mlapatch.commands.verify import Device
     from mlapatch.commands.verify import verify as verb
 
     if device not in ("cpu", "cuda"):
         raise typer.BadParameter(f"--device is cpu or cuda, not {device}")
-    run(
-        lambda: verb(
-            names or (),
-            device=cast("Device", device),
-            installed=installed,
-            scenarios=scenario or (),
-            timeout_s=timeout,
-            sglang=sglang,
-            python=python,
-            patches=patches,
-            label=label,
-            keep=keep,
-            db=db,
-        ),
-        as_json=json,
-    )
+
+    def drawn() -> Outcome:
+        with Drawn() as watch:
+            return verb(
+                names or (),
+                device=cast("Device", device),
+                installed=installed,
+                scenarios=scenario or (),
+                timeout_s=timeout,
+                sglang=sglang,
+                python=python,
+                patches=patches,
+                label=label,
+                keep=keep,
+                db=db,
+                watch=watch,
+            )
+
+    run(drawn, as_json=json)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import mlapatch
 from mlapatch.assess import Assessment, assess, machine_of
 from mlapatch.catalogue import load_catalogue
+from mlapatch.compat import Silent, Watch
 from mlapatch.engine.judgement import Judgement
 from mlapatch.engine.patch import Patch
 from mlapatch.errors import MlapatchError
@@ -26,7 +27,7 @@ from mlapatch.measure import outcomes
 from mlapatch.measure.keeping import Kept, keeping
 from mlapatch.outcome import Block, Outcome, Table, Text, Warn
 from mlapatch.rebase import misfit_error, stock_for, unpatched
-from mlapatch.verify.runner import Job, Report, ScenarioResult, run_job
+from mlapatch.verify.runner import Job, Report, ScenarioResult, run_job, scenario_names
 
 BACKEND = "srt/layers/attention/flashinfer_mla_backend.py"
 Device = Literal["cpu", "cuda"]
@@ -104,6 +105,7 @@ def verify(
     label: str = "",
     keep: bool = True,
     db: Path | None = None,
+    watch: Watch | None = None,
 ) -> Outcome:
     """Exit 1 if any scenario differs. `installed` judges the bytes on disk, and needs no name."""
     catalogue = load_catalogue(patches)
@@ -121,10 +123,14 @@ def verify(
         files = [(sha256(pair.stock.read_bytes()), sha256(pair.patched.read_bytes())) for pair in pairs]
         setup = _set_up(pairs, files, target, device, installed=installed, scenarios=scenarios)
         verified: list[Verified] = []
+        watch = watch or Silent()
+        watch.say(_side_by_side(target, device))
+        count = sum(not scenarios or name in scenarios for name in scenario_names())
         with keeping(keep, db, "verify", setup, label, needed=False) as kept:
             for pair, job, both in zip(pairs, jobs, files, strict=True):
                 began = time.monotonic()
-                report = run_job(job, python=interpreter, timeout_s=timeout_s)
+                watch.begin(f"scenarios of {pair.name}", count)
+                report = run_job(job, python=interpreter, timeout_s=timeout_s, done=watch.step)
                 verified.append(Verified(pair, both, report, time.monotonic() - began))
                 kept.setup["ran_with"] = _facts(verified)
                 kept.result |= outcomes.of_verify([one.as_dict() for one in verified])
@@ -256,7 +262,7 @@ def _interpreter(target: Target, device: Device) -> str:
 def _outcome(verified: Sequence[Verified], target: Target, device: Device, kept: Kept) -> Outcome:
     notes = [str(note) for note in kept.result.get("notes", ())]
     blocks: list[Block] = [Warn(note) for note in (*target.notes, *notes)]
-    blocks.append(Text((f"running stock and patched code of SGLang {target.version} side by side on {device}",)))
+    blocks.append(Text((_side_by_side(target, device),)))
     for one in verified:
         rows = [
             (r.scenario, r.result, "" if r.max_abs_diff is None else f"{r.max_abs_diff:g}", r.detail)
@@ -276,6 +282,10 @@ def _outcome(verified: Sequence[Verified], target: Target, device: Device, kept:
         "patches": [one.as_dict() for one in verified],
     }
     return Outcome(Exit.FOUND if failed else Exit.OK, data, blocks)
+
+
+def _side_by_side(target: Target, device: Device) -> str:
+    return f"running stock and patched code of SGLang {target.version} side by side on {device}"
 
 
 def _facts(verified: Sequence[Verified]) -> dict[str, Any] | None:

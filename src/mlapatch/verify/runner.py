@@ -12,7 +12,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ HARNESS = Path(__file__).parent
 """The folder that holds the package `harness`; it goes on the path of the target's interpreter."""
 WORKERS = 2
 """Processes on a CPU: what a small CI machine has cores for. A GPU is used by one."""
+_LOOK_SECONDS = 0.2
 
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); from harness.worker import main; main(sys.argv[2], sys.argv[3])"
@@ -96,8 +97,18 @@ def scenario_names() -> tuple[str, ...]:
     return tuple(scenario.name for scenario in SCENARIOS)
 
 
-def run_job(job: Job, *, python: str, timeout_s: float, workers: int | None = None) -> Report:
-    """Runs the scenarios. A crash or a timeout is a failing result of the scenario that was running."""
+def run_job(
+    job: Job,
+    *,
+    python: str,
+    timeout_s: float,
+    workers: int | None = None,
+    done: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Runs the scenarios. A crash or a timeout is a failing result of the scenario that was running.
+
+    `done` is called with each scenario's name soon after it ended, from several threads.
+    """
     names = scenario_names()
     unknown = [name for name in job.only if name not in names]
     chosen = [name for name in names if not job.only or name in job.only]
@@ -105,7 +116,7 @@ def run_job(job: Job, *, python: str, timeout_s: float, workers: int | None = No
     count = max(1, min(workers or (WORKERS if job.device == "cpu" else 1), len(chosen), os.cpu_count() or 1))
     shares = [chosen[i::count] for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        parts = list(pool.map(lambda share: _run_share(job, share, python, deadline), shares))
+        parts = list(pool.map(lambda share: _run_share(job, share, python, deadline, done), shares))
     found = {result.scenario: result for part in parts for result in part.results}
     missing = [_failure(name, "there is no such scenario") for name in unknown]
     facts = next((part.facts for part in parts if part.facts), {})
@@ -116,21 +127,22 @@ def _failure(scenario: str, detail: str, trace: str = "") -> ScenarioResult:
     return ScenarioResult(scenario, "fail", None, detail, 0.0, trace=trace)
 
 
-def _run_share(job: Job, names: Sequence[str], python: str, deadline: float) -> Report:
+def _run_share(job: Job, names: Sequence[str], python: str, deadline: float, done: Callable[[str], None]) -> Report:
     """One process after another until each scenario has a result: a crash costs the scenario that it happened in."""
     found: list[ScenarioResult] = []
     facts: dict[str, Any] = {}
     pending = list(names)
     while pending and time.monotonic() < deadline:
-        once = _run_once(job, pending, python, deadline - time.monotonic())
+        once = _run_once(job, pending, python, deadline - time.monotonic(), done)
         found.extend(once.results)
         facts = facts or once.facts
-        done = {result.scenario for result in once.results}
-        pending = [name for name in pending if name not in done]
+        judged = {result.scenario for result in once.results}
+        pending = [name for name in pending if name not in judged]
         if not pending:
             break
         broken = once.running or pending[0]
         pending.remove(broken)
+        done(broken)
         found.append(_failure(broken, once.trouble, once.errors))
         if not once.running:  # it died before any scenario: it would again
             found.extend(_failure(name, once.trouble) for name in pending)
@@ -150,13 +162,22 @@ class _Once:
     errors: str
 
 
-def _run_once(job: Job, names: Sequence[str], python: str, timeout_s: float) -> _Once:
+def _run_once(job: Job, names: Sequence[str], python: str, timeout_s: float, done: Callable[[str], None]) -> _Once:
     with tempfile.TemporaryDirectory(prefix="mlapatch-verify-") as folder:
         results, job_file = Path(folder, "results.jsonl"), Path(folder, "job.json")
         results.touch()
         job_file.write_text(json.dumps(_content(job, names)), encoding="utf-8")
         command = [python, "-c", _PROGRAM, str(HARNESS), str(job_file), str(results)]
-        trouble, errors = _spawn(command, _environment(job), timeout_s)
+        told: set[str] = set()
+
+        def look() -> None:
+            ended = [result.scenario for result in _read(results)[0] if result.scenario not in told]
+            told.update(ended)
+            for name in ended:
+                done(name)
+
+        trouble, errors = _spawn(command, _environment(job), timeout_s, look)
+        look()
         found, facts, running = _read(results)
         return _Once(found, facts, running, trouble, errors)
 
@@ -182,26 +203,41 @@ def _environment(job: Job) -> dict[str, str]:
     return environment
 
 
-def _spawn(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> tuple[str, str]:
-    """Runs the process; says in one line what went wrong, should a scenario have no result, and what it printed."""
+def _spawn(
+    command: Sequence[str], environment: dict[str, str], timeout_s: float, look: Callable[[], None]
+) -> tuple[str, str]:
+    """Runs the process; says in one line what went wrong, should a scenario have no result, and what it printed.
+
+    `look` is called now and then while it runs.
+    """
+    deadline = time.monotonic() + timeout_s
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             env=environment,
-            timeout=timeout_s,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        return "ran past the time limit", ""
     except OSError as error:
         return f"{command[0]} cannot be run: {error.strerror}", ""
-    last = next((line.strip() for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
-    return f"the process ended with exit code {done.returncode}: {last}", done.stderr
+    with process:
+        errors = None
+        while errors is None:
+            try:
+                _, errors = process.communicate(timeout=max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                look()
+                if time.monotonic() >= deadline:
+                    process.kill()
+                    return "ran past the time limit", ""
+            except BaseException:
+                process.kill()
+                raise
+    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no message")
+    return f"the process ended with exit code {process.returncode}: {last}", errors
 
 
 def _read(path: Path) -> tuple[list[ScenarioResult], dict[str, Any], str]:
