@@ -54,13 +54,18 @@ class Machine:
 def machine_of(target: Target, *, gpu: str | None = None, sm: int | None = None) -> Machine:
     """The machine as detected, or as `--gpu` and `--sm` say."""
     flashinfer = flashinfer_of(target)
-    if gpu:
-        from mlapatch.measure.gpus import find
+    if gpu is None and sm is None:
+        return Machine(detected_sms(), "detected", flashinfer)
+    sms, source = given_sms(gpu, sm)
+    return Machine(sms, source, flashinfer)
 
-        return Machine((find(gpu).sm,), f"--gpu {gpu}", flashinfer)
-    if sm:
-        return Machine((sm,), f"--sm {sm}", flashinfer)
-    return Machine(detected_sms(), "detected", flashinfer)
+
+def given_sms(gpu: str | None, sm: int | None) -> tuple[tuple[int, ...], str]:
+    """What `--gpu` and `--sm` say, and the one that says it; nothing without either. MlapatchError (exit 2)."""
+    from mlapatch.measure.gpus import stand_in
+
+    found = stand_in(gpu, sm)
+    return ((found[0],), found[1]) if found else ((), "")
 
 
 LOOKS = 20

@@ -51,7 +51,7 @@ def complete(line: str, cwd: Path, code: str = "from mlapatch.cli import main; m
         ("mlapatch check a", ["active-cast"]),
         ("mlapatch status --require a", ["active-cast"]),
         ("mlapatch launch --require a", ["active-cast"]),
-        ("mlapatch apply auto --gpu rtx", ["rtx-pro-6000", "rtx-5090"]),
+        ("mlapatch apply auto --gpu rtx", ["rtx-pro-6000", "rtx-4090", "rtx-5090"]),
         ("mlapatch rev", ["revert"]),
         ("mlapatch guard r", ["record"]),
         ("mlapatch status --exp", ["--expect"]),

@@ -65,10 +65,22 @@ def test_no_flashinfer_at_all(site: SiteFactory) -> None:
     )
 
 
-def test_an_unknown_gpu_is_usage(site: SiteFactory) -> None:
-    done = site("0.5.23")("status", "--gpu", "voodoo-2")
-    assert done.code == 2
-    assert "h200" in done.err
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gpu", "voodoo-2"), "no GPU is called"),
+        (("--gpu", "h200x"), "did you mean 'h200'?"),
+        (("--sm", "1200"), "is no compute capability"),
+        (("--gpu", "h200", "--sm", "120"), "contradict each other"),
+    ],
+)
+def test_an_unknown_gpu_is_usage(options: tuple[str, ...], said: str, site: SiteFactory) -> None:
+    here = site("0.5.23")
+    for verb in ("status", "apply auto", "check", "backends"):
+        done = here(*verb.split(), *options)
+        assert done.code == 2, done.err
+        assert said in done.err
+    assert here("status", "--gpu", "h200", "--sm", "90").code == 0
 
 
 def test_force_overrides_with_a_warning(site: SiteFactory) -> None:

@@ -80,19 +80,6 @@ def test_a_gpu_without_a_measured_cast_gives_a_lower_bound() -> None:
     assert cast("dict[str, Any]", data["cast"])["lower_bound"] is True
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-    ],
-)
-def test_nvidia_smis_names_are_understood(name: str, key: str) -> None:
-    assert gpus.find(name).name == key
-
-
 def test_a_config_of_the_gpu_machine_is_read(tmp_path: Path) -> None:
     config = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 78, "num_attention_heads": 8}
     (tmp_path / "config.json").write_text(json.dumps({**config, "index_topk": 2048, "index_head_dim": 128}))

@@ -30,6 +30,19 @@ def gpu_names(incomplete: str) -> list[str]:
     return [name for name in GPUS if name.startswith(incomplete)]
 
 
+def known_capability(sm: int | None) -> int | None:
+    """For `--sm`: a GPU that does not exist would be refused by no patch but those that need another one."""
+    from mlapatch.measure.gpus import CAPABILITIES, is_capability
+
+    if sm is not None and not is_capability(sm):
+        known = ", ".join(map(str, CAPABILITIES))
+        raise typer.BadParameter(
+            f"{sm} is no compute capability; expected {known} or a newer one (90 for 9.0, 120 for 12.0). "
+            "nvidia-smi --query-gpu=name,compute_cap --format=csv shows it; or name the card with --gpu"
+        )
+    return sm
+
+
 def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """For `stop` and `logs`: the records in the folder of logs; the newest names first."""
     from mlapatch.serve.run_record import load_all
@@ -78,7 +91,13 @@ Gpu = Annotated[
     ),
 ]
 Sm = Annotated[
-    int | None, typer.Option("--sm", metavar="NN", help="Stand in for a GPU by compute capability, e.g. 90, 120.")
+    int | None,
+    typer.Option(
+        "--sm",
+        metavar="NN",
+        help="Stand in for a GPU by compute capability, e.g. 90, 120.",
+        callback=known_capability,
+    ),
 ]
 Db = Annotated[
     Path | None,

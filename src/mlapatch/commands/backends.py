@@ -138,12 +138,10 @@ def _version(text: str, option: str) -> Version:
 
 
 def _capability(gpu: str | None, sm: int | None) -> int:
-    if gpu:
-        from mlapatch.measure.gpus import find
+    from mlapatch.measure.gpus import stand_in
 
-        return find(gpu).sm
-    if sm:
-        return sm
+    if given := stand_in(gpu, sm):
+        return given[0]
     from mlapatch.install.facts import detected_sms
 
     found = detected_sms()

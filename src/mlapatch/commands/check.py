@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from mlapatch.assess import Assessment, assess, machine_of
+from mlapatch.assess import Assessment, assess, given_sms, machine_of
 from mlapatch.catalogue import Catalogue, load_catalogue
 from mlapatch.compat import PACKAGE, Row, Silent, Subject, Watch, judge_all
 from mlapatch.compat_report import blocks, markdown
@@ -57,6 +57,7 @@ def check(
     A range's releases that a patch does not support do not count; one that was named does. Exit 5 if a release could
     not be fetched and nothing worse was found. `verify` runs the patched code too, once for each distinct content.
     """
+    sms, source = given_sms(gpu, sm)  # a release runs on no machine, so what is in this one does not count
     catalogue = load_catalogue(patches)
     chosen = [catalogue.get(name) for name in dict.fromkeys(names)] or list(catalogue.patches.values())
     watch = watch or Silent()
@@ -69,7 +70,6 @@ def check(
     _from_wheels(gathered, wheels, chosen)
     if releases or all_releases:
         _from_index(gathered, chosen, releases, all_releases=all_releases, pre=pre, watch=watch)
-    sms, source = _capabilities(gpu, sm)
     rows = judge_all(gathered.subjects, chosen, sms=sms, sm_source=source, watch=watch)
     if installed is not None and not elsewhere:
         rows.append(_installed_row(installed, chosen))
@@ -134,15 +134,6 @@ def _fails(row: Row, judgement: Judgement, counted: set[str]) -> bool:
     if judgement.patch not in counted or judgement.verdict in _FITS:
         return False
     return judgement.verdict is not Verdict.UNSUPPORTED or row.subject.asked
-
-
-def _capabilities(gpu: str | None, sm: int | None) -> tuple[tuple[int, ...], str]:
-    """The GPU that the user named: a release runs on no machine, so what is in this one does not count."""
-    if gpu:
-        from mlapatch.measure.gpus import find
-
-        return (find(gpu).sm,), f"--gpu {gpu}"
-    return ((sm,), f"--sm {sm}") if sm else ((), "")
 
 
 def _from_index(

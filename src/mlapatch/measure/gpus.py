@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
@@ -33,14 +34,24 @@ GPUS: dict[str, Gpu] = {
         Gpu("h100", "H100 SXM", 90, 3.35 * _TB, 80 * _GB),
         Gpu("h800", "H800", 90, 3.35 * _TB, 80 * _GB),
         Gpu("h20", "H20", 90, 4.0 * _TB, 96 * _GB),
+        Gpu("gh200", "GH200", 90, 4.0 * _TB, 96 * _GB),
         Gpu("b200", "B200", 100, 8.0 * _TB, 180 * _GB),
+        Gpu("gb200", "GB200", 100, 8.0 * _TB, 186 * _GB),
         Gpu("b300", "B300", 103, 8.0 * _TB, 288 * _GB),
+        Gpu("gb300", "GB300", 103, 8.0 * _TB, 288 * _GB),
         Gpu("a100", "A100 80 GB SXM", 80, 2.039 * _TB, 80 * _GB),
         Gpu("l40s", "L40S", 89, 0.864 * _TB, 48 * _GB),
+        Gpu("rtx-4090", "RTX 4090", 89, 1.008 * _TB, 24 * _GB),
         Gpu("rtx-5090", "RTX 5090", 120, 1.792 * _TB, 32 * _GB),
         Gpu("gb10", "GB10 (DGX Spark)", 121, 0.273 * _TB, 128 * _GB),
     )
 }
+
+
+#: Compute capabilities that exist; a newer one than the newest is taken as it is given.
+CAPABILITIES = (70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
+_LARGEST = 199
+_BRANDS = ("nvidia", "geforce", "tesla")
 
 
 def find(name: str) -> Gpu:
@@ -51,9 +62,10 @@ def find(name: str) -> Gpu:
     """
     found = guess(name)
     if found is None:
+        near = get_close_matches(_flat(name), GPUS, n=1, cutoff=0.7)
         raise MlapatchError(
             Exit.USAGE,
-            f"no GPU is called {name!r}",
+            f"no GPU is called {name!r}" + (f"; did you mean '{near[0]}'?" if near else ""),
             expected=", ".join(GPUS),
             next="--sm NN names any other GPU by its compute capability; for estimate, --bandwidth TB/S --memory GB",
         )
@@ -61,9 +73,43 @@ def find(name: str) -> Gpu:
 
 
 def guess(name: str) -> Gpu | None:
-    """The GPU meant by a name such as `h200`, `NVIDIA H200` or `NVIDIA RTX PRO 6000 Blackwell Server Edition`."""
-    flat = name.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
-    if flat in GPUS:
-        return GPUS[flat]
-    hits = [gpu for key, gpu in GPUS.items() if flat.startswith(key) or f"-{key}-" in f"-{flat}-"]
+    """The GPU meant by a name such as `h200`, `NVIDIA H200` or `NVIDIA RTX PRO 6000 Blackwell Server Edition`.
+
+    What follows the name must be another word: `h200x` and `a1000` are other cards than `h200` and `a100`.
+    """
+    flat = _flat(name)
+    hits = [gpu for key, gpu in GPUS.items() if f"{flat}-".startswith(f"{key}-")]
     return max(hits, key=lambda gpu: len(gpu.name), default=None)
+
+
+def is_capability(sm: int) -> bool:
+    """Whether a GPU has this compute capability, or a later one may have it: 90 stands for 9.0, 120 for 12.0."""
+    return sm in CAPABILITIES or CAPABILITIES[-1] < sm <= _LARGEST
+
+
+def stand_in(gpu: str | None, sm: int | None) -> tuple[int, str] | None:
+    """The compute capability that `--gpu` and `--sm` give, and the option that gave it; None without either.
+
+    Raises:
+        MlapatchError: no such GPU, or two that contradict each other (exit 2).
+    """
+    if gpu is None:
+        return None if sm is None else (sm, f"--sm {sm}")
+    known = find(gpu)
+    if sm is not None and sm != known.sm:
+        raise MlapatchError(
+            Exit.USAGE,
+            "--gpu and --sm contradict each other",
+            expected=f"--sm {known.sm}, which {known.title} is",
+            found=f"--gpu {gpu} --sm {sm}",
+            next="give one of them",
+        )
+    return known.sm, f"--gpu {gpu}"
+
+
+def _flat(name: str) -> str:
+    """`nvidia-rtx-5090` and `NVIDIA GeForce RTX 5090` as the table has it."""
+    words = name.lower().replace("_", " ").replace("-", " ").split()
+    while words and words[0] in _BRANDS:
+        del words[0]
+    return "-".join(words)
