@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlapatch.commands.doctor import doctor
+from mlapatch.commands.launch import launch
 from mlapatch.exits import Exit
 from mlapatch.serve.gpu_state import GpuState
 
@@ -35,3 +40,111 @@ def test_where_nothing_is_wrong_there_is_no_problem(site: Path) -> None:
     assert found.exit is Exit.OK
     assert found.data["problems"] == []
     assert "nothing looks wrong" in str(found.blocks)
+
+
+# ------------------------------------------------------------------------------------------------ what is not there
+ASKS = """Metadata-Version: 2.1
+Name: sglang
+Version: 0.5.9
+Requires-Dist: numpy
+Requires-Dist: torch==2.9.1
+Requires-Dist: flashinfer_python[cu13]==0.6.3
+Requires-Dist: transformers==4.57.1; python_version < "3"
+Requires-Dist: sgl-kernel==0.3.21; extra == "all"
+Requires-Dist: not a requirement
+"""
+FLASHINFER = "flashinfer-python is not installed in {}; SGLang asks for 0.6.3"
+PINNED = "SGLang asks for flashinfer 0.6.3; which one its Python has is not known"
+
+
+@pytest.fixture
+def venv(tmp_path: Path, site: Path) -> Callable[..., Path]:
+    """`venv(*packages)`: the Python of a venv with SGLang 0.5.9 as `pip install --no-deps` leaves it, and packages."""
+
+    def make(*packages: str) -> Path:
+        home = tmp_path / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+        place = next(home.glob("lib/python3*/site-packages"))
+        for name in (*packages, "sglang==0.5.9"):
+            name, _, version = name.partition("==")
+            (place / name).mkdir()
+            (place / name / "__init__.py").touch()
+            if version:
+                info = place / f"{name}-{version}.dist-info"
+                info.mkdir()
+                (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (place / "sglang" / "version.py").write_text('__version__ = "0.5.9"\n')
+        (place / "sglang-0.5.9.dist-info" / "METADATA").write_text(ASKS)
+        (place / "sglang-0.5.9.dist-info" / "RECORD").write_text("sglang/__init__.py,,\n")
+        return home / "bin" / "python"
+
+    return make
+
+
+def checked(python: Path, *options: str) -> list[dict[str, Any]]:
+    """What the preflight says of the libraries."""
+    command = [str(python), "-m", "sglang.launch_server", *options]
+    found: Any = launch(command=command, dry_run=True, tell=lambda _: None).data["preflight"]
+    return [finding for finding in found if finding["check"] == "libraries"]
+
+
+def test_doctor_names_what_sglang_asks_for_and_has_not_got(venv: Callable[..., Path]) -> None:
+    python = venv()
+    for found in (doctor(python=str(python)), doctor(sglang=python.parents[1])):
+        assert found.data["packages"] == {}
+        assert found.data["missing"] == {"numpy": "", "torch": "==2.9.1", "flashinfer-python": "==0.6.3"}
+        assert found.data["problems"] == [
+            f"numpy is not installed in {python}; SGLang imports it; next: {python} -m pip install 'numpy'",
+            f"torch is not installed in {python}; SGLang asks for 2.9.1; next: {python} -m pip install 'torch==2.9.1'",
+            f"{FLASHINFER.format(python)}; next: {python} -m pip install 'flashinfer-python==0.6.3'",
+        ]
+        assert found.exit is Exit.OK
+
+
+def test_a_package_without_metadata_is_there(venv: Callable[..., Path]) -> None:
+    assert doctor(python=str(venv("torch", "numpy", "flashinfer==0.6.3"))).data["missing"] == {}
+
+
+def test_an_sglang_without_metadata_asks_for_what_every_release_imports(venv: Callable[..., Path]) -> None:
+    python = venv()
+    for file in next(python.parents[1].glob("lib/*/site-packages/sglang-0.5.9.dist-info")).iterdir():
+        file.unlink()
+    assert doctor(python=str(python)).data["missing"] == {"torch": "", "numpy": ""}
+
+
+def test_of_an_sglang_without_a_python_nothing_is_called_missing(site: Path) -> None:
+    """A folder named by its path: another Python than this one may start it."""
+    assert doctor(sglang=site).data["missing"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "state"),
+    [
+        (["--attention-backend", "flashinfer"], "fail"),
+        (["--attention-backend", "triton", "--decode-attention-backend", "flashinfer"], "fail"),
+        (["--attention-backend", "triton"], "warn"),
+        ([], "warn"),
+    ],
+)
+def test_a_start_without_flashinfer(venv: Callable[..., Path], options: list[str], state: str) -> None:
+    """`ok flashinfer 0.6.3 (pinned)` was said: that is what SGLang asks for, not what is there."""
+    python = venv("torch==2.9.1", "numpy==2.1")
+    assert checked(python, *options) == [
+        {
+            "check": "libraries",
+            "state": state,
+            "text": FLASHINFER.format(python),
+            "next": f"{python} -m pip install 'flashinfer-python==0.6.3'",
+        }
+        | ({"exit": 5} if state == "fail" else {})
+    ]
+
+
+def test_a_start_without_torch_and_numpy_is_refused(venv: Callable[..., Path]) -> None:
+    found = checked(venv("flashinfer_python==0.6.3"))
+    assert [(f["state"], f["text"].split()[0]) for f in found] == [("fail", "numpy"), ("fail", "torch")]
+
+
+def test_a_pin_is_no_installed_flashinfer(venv: Callable[..., Path]) -> None:
+    (found,) = checked(venv("torch", "numpy", "flashinfer"))
+    assert (found["state"], found["text"]) == ("skip", PINNED)

@@ -197,12 +197,22 @@ def test_guard(state: str, expected: list[str]) -> None:
 
 def test_libraries() -> None:
     assert states(model_fit.libraries(context(patches=PatchFacts()))) == ["skip"]
-    assert states(model_fit.libraries(context(patches=PatchFacts(flashinfer="0.6.3")))) == ["ok"]
+    assert states(model_fit.libraries(context(patches=PatchFacts(flashinfer="0.6.3 (installed)")))) == ["ok"]
+    assert states(model_fit.libraries(context(patches=PatchFacts(flashinfer="0.6.3 (pinned)")))) == ["skip"]
     assert states(model_fit.libraries(context(patches=PatchFacts(library_problems=("a", "b"))))) == ["fail", "fail"]
     versions = {"flashinfer-python": "0.6.2", "flashinfer-cubin": "0.6.3", "flashinfer-jit-cache": "0.6.2+cu130"}
     assert len(libraries.problems(versions, "0.5.9")) == 2
     assert len(libraries.problems(versions, "0.5.9", {"FLASHINFER_DISABLE_VERSION_CHECK": "1"})) == 1
     assert libraries.problems({}, "") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "state"),
+    [("torch", None, "fail"), ("sgl-kernel", None, "warn"), ("sglang-kernel", [gpu()], "fail")],
+)
+def test_a_missing_library(name: str, gpus: list[GpuState] | None, state: str) -> None:
+    gone = libraries.Missing(name, "", "/venv/bin/python")
+    assert states(model_fit.libraries(context(patches=PatchFacts(missing=(gone,)), gpus=gpus))) == [state]
 
 
 @pytest.mark.parametrize("facts", [None, PatchFacts()])

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlapatch import __version__
 from mlapatch.errors import MlapatchError
@@ -17,6 +18,9 @@ from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
 from mlapatch.serve import gpu_state, libraries, redact
 from mlapatch.serve.preflight import OK, Context, Finding, tools
 from mlapatch.serve.server_options import ServerOptions
+
+if TYPE_CHECKING:
+    from mlapatch.install.target import Target
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
 _NO_GPU = (
@@ -31,7 +35,7 @@ def doctor(*, sglang: Path | None = None, python: str | None = None) -> Outcome:
 
     Exit 5 where there is no SGLang: every other verb that needs one would end so.
     """
-    rows, versions, problems, code = _target(sglang, python)
+    rows, versions, missing, problems, code = _target(sglang, python)
     machine = _machine()
     gpus = gpu_state.look(os.environ)
     problems += [f"{f.text}; next: {f.next}" if f.next else f.text for f in _tool_findings(gpus)]
@@ -57,6 +61,7 @@ def doctor(*, sglang: Path | None = None, python: str | None = None) -> Outcome:
         "target": dict(rows),
         "machine": dict(machine),
         "packages": versions,
+        "missing": {gone.name: gone.wants for gone in missing},
         "gpus": [{"index": g.index, "name": g.name, "sm": g.sm, "used": g.used, "total": g.total} for g in gpus or ()],
         "settings": dict(settings),
         "problems": problems,
@@ -64,7 +69,43 @@ def doctor(*, sglang: Path | None = None, python: str | None = None) -> Outcome:
     return Outcome(code, data, blocks)
 
 
-def _target(sglang: Path | None, python: str | None) -> tuple[list[tuple[str, str]], dict[str, str], list[str], Exit]:
+def beside(target: Target) -> tuple[dict[str, str], tuple[libraries.Missing, ...]]:
+    """The packages that decide whether this SGLang starts, by version, and those that it asks for and has not got."""
+    from mlapatch.install.wheelfile import parse_requires
+
+    exe, places = _python_of(target)
+    if not places:
+        return libraries.installed([str(target.site)]), ()
+    try:
+        requires = parse_requires((target.dist_info / "METADATA").read_bytes()) if target.dist_info else []
+    except OSError:
+        requires = []
+    return libraries.installed(places), libraries.missing(exe, places, requires)
+
+
+def _python_of(target: Target) -> tuple[str, tuple[str, ...]]:
+    """The interpreter that starts this SGLang, and where it looks for packages; nothing where that is not known.
+
+    Of an SGLang that was named by its path only a venv around it says so.
+    """
+    from mlapatch.install.target import find_target
+
+    if target.path:
+        return target.python, (str(target.site), *target.path)
+    own = target.site.parents[2] / "bin" / "python" if target.site.name == "site-packages" else None
+    if own is None or not own.exists():
+        return "", ()
+    try:
+        found = find_target(None, str(own))
+    except MlapatchError:
+        return "", ()
+    return (str(own), (str(target.site), *found.path)) if found.package == target.package else ("", ())
+
+
+_Target = tuple[list[tuple[str, str]], dict[str, str], tuple[libraries.Missing, ...], list[str], Exit]
+
+
+def _target(sglang: Path | None, python: str | None) -> _Target:
     from mlapatch.install.target import find_target
 
     try:
@@ -72,7 +113,7 @@ def _target(sglang: Path | None, python: str | None) -> tuple[list[tuple[str, st
     except MlapatchError as error:
         why = f" ({error.found})" if error.found else ""
         following = f"; next: {error.next}" if error.next else ""
-        return [("sglang", f"none: {error.what}")], {}, [f"{error.what}{why}{following}"], error.exit
+        return [("sglang", f"none: {error.what}")], {}, (), [f"{error.what}{why}{following}"], error.exit
     rows = [
         ("sglang", f"{target.version or 'unknown version'} ({target.install})"),
         ("package", str(target.package)),
@@ -84,9 +125,10 @@ def _target(sglang: Path | None, python: str | None) -> tuple[list[tuple[str, st
         problems.append(
             f"{target.package} is not writable: patches cannot be applied by this user; next: run as its owner"
         )
-    found = libraries.installed([str(target.site), *target.path])
+    found, missing = beside(target)
     problems += libraries.problems(found, str(target.version or ""), os.environ)
-    return rows, found, problems, Exit.OK
+    problems += [f"{gone.text}; next: {gone.next}" for gone in missing]
+    return rows, found, missing, problems, Exit.OK
 
 
 def _machine() -> list[tuple[str, str]]:

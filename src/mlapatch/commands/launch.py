@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlapatch.commands.diagnose import describe
+from mlapatch.commands.doctor import beside
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.measure import outcomes
@@ -136,13 +137,14 @@ def patch_facts(
             verdicts[name] = ("unsupported", f"applied, but {objection}")
     state, text = guard(found) if guard is not None else ("none", "")
     flashinfer = found.machine.flashinfer
-    versions = libraries.installed([str(found_target.site), *found_target.path])
+    versions, missing = beside(found_target)
     return PatchFacts(
         digests={name: catalogue.patches[name].digest for file in files for name in file.patches},
         sglang=str(found_target.version or ""),
         package=found_target.package,
         python=found_target.python,
         library_problems=tuple(libraries.problems(versions, str(found_target.version or ""), os.environ)),
+        missing=missing,
         flashinfer=f"{flashinfer.version} ({flashinfer.source})" if flashinfer else "",
         files=files,
         verdicts=verdicts,

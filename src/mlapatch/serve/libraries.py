@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from mlapatch.serve.backends import pinned_flashinfer
 
 PACKAGES = (
     "torch",
+    "numpy",
     "triton",
     "flashinfer-python",
     "flashinfer-cubin",
@@ -23,6 +27,59 @@ PACKAGES = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
 )
+
+_MODULES = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "transformers": "transformers",
+    "flashinfer-python": "flashinfer",
+    "sgl-kernel": "sgl_kernel",
+    "sglang-kernel": "sgl_kernel",
+}
+"""What SGLang imports at start, by the name under which it asks for it."""
+
+FLASHINFER, KERNELS = "flashinfer-python", ("sgl-kernel", "sglang-kernel")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A package that SGLang asks for and its Python does not have. `wants` as in its metadata: `==0.6.3`, or ''."""
+
+    name: str
+    wants: str
+    python: str
+
+    @property
+    def text(self) -> str:
+        """What is missing, where, and what SGLang asks for."""
+        asked = f"; SGLang asks for {self.wants.removeprefix('==')}" if self.wants else "; SGLang imports it"
+        return f"{self.name} is not installed in {self.python}{asked}"
+
+    @property
+    def next(self) -> str:
+        """The command that installs it."""
+        return f"{self.python} -m pip install '{self.name}{self.wants}'"
+
+
+def missing(python: str, places: Sequence[str], requires: Iterable[str]) -> tuple[Missing, ...]:
+    """What SGLang asks for and an interpreter that looks in these places would not find, not even without metadata.
+
+    `requires` are the `Requires-Dist` of its metadata; without any (a checkout) torch and numpy, as every release has.
+    """
+    have = installed(places)
+    found = []
+    for line in list(requires) or ["torch", "numpy"]:
+        try:
+            wanted = Requirement(line)
+        except InvalidRequirement:
+            continue
+        name = canonicalize_name(wanted.name)
+        module = _MODULES.get(name)
+        if module is None or name in have or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            continue
+        if not any((Path(place) / shape).exists() for place in places for shape in (module, f"{module}.py")):
+            found.append(Missing(str(name), str(wanted.specifier), python))
+    return tuple(found)
 
 
 def installed(places: Iterable[str]) -> dict[str, str]:

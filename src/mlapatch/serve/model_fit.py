@@ -9,6 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from mlapatch.jsontext import size_in
 from mlapatch.model_config import text_part
+from mlapatch.serve.libraries import FLASHINFER, KERNELS
 from mlapatch.serve.preflight import FAIL, NO_SGLANG, OK, SKIP, WARN, Context, Finding
 from mlapatch.serve.server_options import dsa_prefix
 
@@ -90,15 +91,30 @@ def graphs(context: Context) -> Iterable[Finding]:
 
 
 def libraries(context: Context) -> Iterable[Finding]:
-    """The libraries match each other and the release."""
+    """The libraries are there, and match each other and the release."""
     facts = context.patches
     if facts is None:
         return [Finding("libraries", SKIP, NO_SGLANG)]
-    if facts.library_problems:
-        return [Finding("libraries", FAIL, text, next="mlapatch doctor") for text in facts.library_problems]
+    found = [Finding("libraries", FAIL, text, next="mlapatch doctor") for text in facts.library_problems]
+    for gone in facts.missing:
+        state = FAIL if _needed(gone.name, context) else WARN
+        found.append(Finding("libraries", state, gone.text, next=gone.next))
+    if found:
+        return found
     if not facts.flashinfer:
         return [Finding("libraries", SKIP, "no flashinfer is installed beside this SGLang")]
+    if facts.flashinfer.endswith("(pinned)"):
+        asked = facts.flashinfer.partition(" ")[0]
+        text = f"SGLang asks for flashinfer {asked}; which one its Python has is not known"
+        return [Finding("libraries", SKIP, text)]
     return [Finding("libraries", OK, f"flashinfer {facts.flashinfer}")]
+
+
+def _needed(name: str, context: Context) -> bool:
+    """Whether this start is certain to fail without a package; what it uses by default is not known here."""
+    if name == FLASHINFER:
+        return "flashinfer" in context.options.attention_backends
+    return name not in KERNELS or bool(context.gpus)
 
 
 def _default_is_trtllm(context: Context) -> bool:

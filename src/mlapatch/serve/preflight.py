@@ -14,6 +14,7 @@ import psutil
 from mlapatch.exits import Exit
 from mlapatch.jsontext import parsed_object
 from mlapatch.serve.gpu_state import GpuState
+from mlapatch.serve.libraries import Missing
 from mlapatch.serve.ports import listener
 from mlapatch.serve.ranks import Layout
 from mlapatch.serve.server_options import ServerOptions
@@ -74,6 +75,7 @@ class PatchFacts:
     python: str = ""
     flashinfer: str = ""
     library_problems: tuple[str, ...] = ()
+    missing: tuple[Missing, ...] = ()
     files: tuple[PatchedFile, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
     verdicts: Mapping[str, tuple[str, str]] = field(default_factory=dict)

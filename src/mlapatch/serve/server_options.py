@@ -61,6 +61,12 @@ class ServerOptions:
         return {"attention_backend": backend} if backend else {}
 
     @property
+    def attention_backends(self) -> tuple[str, str]:
+        """The attention backends of prefill and decode, '' where the release chooses."""
+        both = self.text("attention-backend")
+        return self.text("prefill-attention-backend", both), self.text("decode-attention-backend", both)
+
+    @property
     def dsa_backends(self) -> tuple[str, str]:
         """The prefill and decode NSA/DSA backends, '' where not given."""
         return self.text("dsa-prefill-backend"), self.text("dsa-decode-backend")
