@@ -165,6 +165,18 @@ def test_without_names_only_what_is_applied_can_fail(index: LocalIndex, install_
     assert check(releases=["0.9.1"], sglang=site).exit is Exit.OK
 
 
+def test_without_anything_that_counts_the_line_says_what_to_write(index: LocalIndex) -> None:
+    outcome = check(all_releases=True)
+    assert outcome.exit is Exit.OK
+    rows = json.loads(json.dumps(outcome.data))["releases"]
+    distinct = len({row["sha256"] for row in rows if row["sha256"]})
+    *_, last = words(outcome).splitlines()
+    assert last.startswith(f"{len(rows)} checked (distinct contents: {distinct} of flashinfer_mla_backend.py, ")
+    assert last.endswith("Next: name those that must fit: mlapatch check active-cast --all-releases")
+    *_, last = words(check(releases=["0.9.0", ">=0.9.1"])).splitlines()
+    assert last.endswith("mlapatch check active-cast --release 0.9.0 --release '>=0.9.1'")
+
+
 def test_unsupported_counts_where_the_release_was_named(index: LocalIndex) -> None:
     outcome = check(["active-cast"], releases=["0.4.6.post4"])
     assert outcome.exit is Exit.FOUND

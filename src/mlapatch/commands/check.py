@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from mlapatch.install.releases import fetch, files_at_ref, select, supported, ve
 from mlapatch.install.target import Target, find_target
 from mlapatch.install.wheels import ReleaseFiles, WheelStore, read_wheel
 from mlapatch.outcome import Block, Outcome, Text, Warn
+from mlapatch.selection import PREFERENCE
 
 _FITS = (Verdict.APPLIED, Verdict.APPLICABLE, Verdict.SUPERSEDED)
 _WAS_APPLIED = (Verdict.APPLIED, Verdict.LOST, Verdict.EDITED)
@@ -95,7 +97,7 @@ def check(
     else:
         shown += blocks(rows, chosen, sms)
         shown += [Text((result.told(),)) for result in verified.values()]
-        shown.append(_summary(rows, failing, counted))
+        shown.append(_summary(rows, chosen, failing, counted, _as_asked(releases, all_releases, wheels, refs)))
     return Outcome(exit_code, data, shown)
 
 
@@ -201,13 +203,36 @@ def _from_refs(gathered: _Gathered, target: Target, refs: Sequence[str], chosen:
         gathered.subjects.append(Subject(ref, version_of_ref(ref), files))
 
 
-def _summary(rows: Sequence[Row], failing: Sequence[tuple[Row, Judgement]], counted: set[str]) -> Text:
-    contents = len({(path, data) for row in rows for path, data in row.subject.files.items()})
-    what = f"{len(rows)} checked, {contents} distinct file contents" if len(rows) > 1 else f"{len(rows)} checked"
+def _summary(
+    rows: Sequence[Row],
+    chosen: Sequence[Patch],
+    failing: Sequence[tuple[Row, Judgement]],
+    counted: set[str],
+    asked: str,
+) -> Text:
+    what = f"{len(rows)} checked" + (f" ({_contents(rows, chosen)})" if len(rows) > 1 else "")
     if failing:
         names = ", ".join(dict.fromkeys(f"{j.patch} on {row.subject.name}" for row, j in failing[:5]))
         more = f" and {len(failing) - 5} more" if len(failing) > 5 else ""
         return Text((f"{what}: does not fit: {names}{more}",), style="bold red")
     if not counted:
-        return Text((f"{what}; no patch was named and none is applied, so nothing can fail",))
+        one = next((name for name, _ in PREFERENCE if name in {patch.name for patch in chosen}), chosen[0].name)
+        nothing = "no patch was named and none is applied, so nothing can fail"
+        return Text((f"{what}; {nothing}. Next: name those that must fit: mlapatch check {one}{asked}",))
     return Text((f"{what}: {', '.join(sorted(counted))} fit{'s' if len(counted) == 1 else ''}",))
+
+
+def _contents(rows: Sequence[Row], chosen: Sequence[Patch]) -> str:
+    """How many different contents the files have that the patches change: releases often share one."""
+    counts = [
+        (target, len({row.subject.files[target] for row in rows if target in row.subject.files}))
+        for target in dict.fromkeys(patch.target for patch in chosen)
+    ]
+    return "distinct contents: " + ", ".join(f"{count} of {Path(target).name}" for target, count in counts)
+
+
+def _as_asked(releases: Sequence[str], all_releases: bool, wheels: Sequence[Path], refs: Sequence[str]) -> str:
+    """The options that said what to look at, to be typed again."""
+    given = [*(f"--release {shlex.quote(one)}" for one in releases), *(["--all-releases"] if all_releases else [])]
+    given += [*(f"--wheel {shlex.quote(str(one))}" for one in wheels), *(f"--ref {shlex.quote(one)}" for one in refs)]
+    return "".join(f" {one}" for one in given)
