@@ -39,13 +39,13 @@ def piped(*arguments: str, columns: str = "40") -> tuple[str, str]:
     ("arguments", "line"),
     [
         (("status", "--sglang", LONG), f"  where: {LONG}"),
-        (("check", "--json", "--markdown"), "Error: Invalid value: --json and --markdown exclude each other"),
-        (("status", f"--no{LONG}"), f"Error: No such option: --no{LONG}"),
+        (("status", "name", "--sm", "90"), "error: names are for --require: mlapatch status --require NAME..."),
+        (("status", f"--no{LONG}"), f"error: no such option: --no{LONG}"),
         (("apply", "no-such-patch-with-a-long-name-of-more-than-forty-columns", "--sglang", LONG), None),
-        (("verify", "active-cast", "--device", LONG), f"Error: Invalid value: --device is cpu or cuda, not {LONG}"),
+        (("verify", "active-cast", "--device", LONG), f"error: --device is cpu or cuda, not {LONG}"),
         (("list", "--patches", LONG), f"  where: {LONG}"),
         (("diagnose", LONG), f"  where: {LONG}"),
-        (("estimate", "--tp", LONG), f"Error: Invalid value for '--tp': '{LONG}' is not a valid int."),
+        (("estimate", "--tp", LONG), f"error: '--tp': '{LONG}' is not a valid int"),
     ],
 )
 def test_errors_in_a_pipe_are_not_cut(arguments: tuple[str, ...], line: str | None) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from mlapatch import __version__
+from mlapatch.cli.group import Verbs, interrupted
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.outcome import Outcome
@@ -22,6 +23,7 @@ _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="mlapatch",
+    cls=Verbs,
     help="Named, reversible, verified source patches for an installed SGLang's flashinfer MLA backend.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -31,8 +33,16 @@ app = typer.Typer(
 )
 
 
-def run(verb: Callable[[], Outcome], *, as_json: bool = False) -> None:
-    """Run one verb, print its outcome, and exit with its code."""
+def run(verb: Callable[[], Outcome], *, as_json: bool = False, keeps: bool = False) -> None:
+    """Run one verb, print its outcome, and exit with its code. `keeps`: what it finished is kept, should it not end."""
+    try:
+        code = _run(verb, as_json)
+    except KeyboardInterrupt:
+        code = interrupted(keeps=keeps)
+    raise typer.Exit(code)
+
+
+def _run(verb: Callable[[], Outcome], as_json: bool) -> int:
     from mlapatch.cli.address import addressed, addressed_error
     from mlapatch.cli.render import emit, emit_error
 
@@ -40,10 +50,7 @@ def run(verb: Callable[[], Outcome], *, as_json: bool = False) -> None:
         outcome = addressed(verb())
     except MlapatchError as error:
         emit_error(addressed_error(error), as_json=as_json)
-        raise typer.Exit(int(error.exit)) from None
-    except KeyboardInterrupt:
-        print("\ninterrupted; what was finished is kept", file=sys.stderr)
-        raise typer.Exit(int(Exit.INTERRUPTED)) from None
+        return int(error.exit)
     try:
         emit(outcome, as_json=as_json)
         sys.stdout.flush()
@@ -52,8 +59,8 @@ def run(verb: Callable[[], Outcome], *, as_json: bool = False) -> None:
     except OSError as error:  # `mlapatch status --json > FILE` on a full disk
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"error: what was asked is done, but the output cannot be written: {error.strerror}", file=sys.stderr)
-        raise typer.Exit(int(Exit.ENVIRONMENT)) from None
-    raise typer.Exit(int(outcome.exit))
+        return int(Exit.ENVIRONMENT)
+    return int(outcome.exit)
 
 
 def _version(wanted: bool) -> None:
@@ -106,17 +113,16 @@ def _report_bug(error: BaseException) -> int:
 
 def main() -> None:
     """Entry point: never a bare traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # paths need not be UTF-8, nor terminals
-        sys.stdout.reconfigure(errors="backslashreplace")
-    verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    if verb in SHORT:
-        gc.disable()
-    _register(verb)
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # paths need not be UTF-8, nor terminals
+            sys.stdout.reconfigure(errors="backslashreplace")
+        verb = sys.argv[1] if len(sys.argv) > 1 else ""
+        if verb in SHORT:
+            gc.disable()
+        _register(verb)
         app(prog_name="mlapatch")  # also for `python -m mlapatch`: completion goes by this name
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(int(Exit.INTERRUPTED))
+        sys.exit(interrupted())
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(int(Exit.OK))

@@ -42,7 +42,11 @@ def record(
     """
     from mlapatch.commands.guard import record as verb
 
-    run(lambda: verb(file=file, replace=replace, sglang=sglang, python=python, patches=patches), as_json=json)
+    run(
+        lambda: verb(file=file, replace=replace, sglang=sglang, python=python, patches=patches),
+        as_json=json,
+        keeps=True,
+    )
 
 
 def check(

@@ -92,6 +92,7 @@ def _trace(
     run_verb(
         lambda: trace(files=files, layers=layers, steps=steps, tokens=tokens, top=top, label=label, keep=keep, db=db),
         as_json=as_json,
+        keeps=True,
     )
 
 
@@ -158,6 +159,7 @@ def _bench(
             python=python,
         ),
         as_json=as_json,
+        keeps=True,
     )
 
 
@@ -208,6 +210,7 @@ def _profile(
             python=python,
         ),
         as_json=as_json,
+        keeps=True,
     )
 
 
@@ -233,6 +236,7 @@ def _runs(
     run_verb(
         lambda: runs(run=run, kind=kind, limit=limit, export=export, take_in=take_in, db=db),
         as_json=as_json and str(export) != "-",
+        keeps=True,
     )
 
 
@@ -266,7 +270,7 @@ def _report(
     """
     from mlapatch.commands.report import report
 
-    run_verb(lambda: report(runs=runs or (), output=output, title=title, db=db), as_json=as_json)
+    run_verb(lambda: report(runs=runs or (), output=output, title=title, db=db), as_json=as_json, keeps=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -220,4 +220,4 @@ def verify(
                 watch=watch,
             )
 
-    run(drawn, as_json=json)
+    run(drawn, as_json=json, keeps=keep)

@@ -133,6 +133,7 @@ def launch(
             db=db,
         ),
         as_json=json,
+        keeps=True,
     )
 
 
@@ -161,7 +162,7 @@ def stop(
     """
     from mlapatch.commands.stop import stop as verb
 
-    run(lambda: verb(name=name, logs=logs, every=every, grace=grace), as_json=json)
+    run(lambda: verb(name=name, logs=logs, every=every, grace=grace), as_json=json, keeps=True)
 
 
 def logs(

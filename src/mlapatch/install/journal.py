@@ -28,6 +28,8 @@ from mlapatch.jsontext import parsed_object
 
 LOCK_SECONDS = 30.0
 FORMAT = 1
+WRITTEN: set[Path] = set()
+"""Files that this process has given new bytes, for whoever must say what an interruption left."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -187,6 +189,7 @@ class Journal:
         done: list[Change] = []
         try:
             for change in changes:
+                WRITTEN.add(change.path)
                 staged.append(stage(change.path, change.new, found=sha256(change.old)))
             for one, change in zip(staged, changes, strict=True):
                 done.append(change)
@@ -195,6 +198,7 @@ class Journal:
             for one in staged:
                 one.drop()
             self._undo(done, entries, error)
+            WRITTEN.difference_update(change.path for change in changes)
             raise
 
     def _undo(self, done: list[Change], entries: Mapping[str, Entry], error: BaseException) -> None:
