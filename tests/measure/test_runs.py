@@ -21,6 +21,7 @@ from mlapatch.measure import runs as store_module
 from mlapatch.measure.keeping import keeping
 from mlapatch.measure.metrics import Metric, changes
 from mlapatch.measure.runs import Store
+from mlapatch.outcome import Text
 from tests.measure.sample_runs import fill
 
 WRITER = """
@@ -156,8 +157,28 @@ def test_runs_are_found_by_what_people_type(tmp_path: Path) -> None:
             store.finish(store.start("bench", {}, label), {})
         assert [store.get(name).id for name in ("1", "stock", "last", "last~1", "patched")] == [1, 3, 3, 2, 2]
         assert store.get(store.get("2").uid[:6]).id == 2
-        with pytest.raises(MlapatchError, match="no run 'x'"):
+        with pytest.raises(MlapatchError, match=r"no run 'x'$"):
             store.get("x")
+        with pytest.raises(MlapatchError, match="no run 'stok'; did you mean 'stock'"):
+            store.get("stok")
+
+
+def test_a_kind_is_one_that_a_run_can_have(tmp_path: Path) -> None:
+    db = tmp_path / "db"
+    with Store(db) as store:
+        store.finish(store.start("verify", {}), {})
+        store.finish(store.start("verify", {}), {})
+    for export in (None, tmp_path / "x"):
+        with pytest.raises(MlapatchError, match="no kind of run 'bnch'; did you mean 'bench'") as caught:
+            runs(kind="bnch", db=db, export=export)
+        assert caught.value.exit is Exit.USAGE
+        assert caught.value.expected == "bench, profile, trace, launch, verify"
+    (shown,) = runs(kind="bench", db=db).blocks
+    assert isinstance(shown, Text)
+    assert shown.lines == [f"No bench in {db} (2 verify). Next: mlapatch runs"]
+    (shown,) = runs(kind="bench", db=tmp_path / "empty").blocks
+    assert isinstance(shown, Text)
+    assert shown.lines[0].startswith("No runs yet in ")
 
 
 def metric(*values: float, name: str = "TPOT", better: str = "lower") -> Metric:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -11,7 +13,7 @@ from mlapatch.disk import environment_errors, write_output
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.measure import metrics, outcomes
-from mlapatch.measure.runs import Run, Store
+from mlapatch.measure.runs import KINDS, Run, Store
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ def runs(
         if take_in is not None:
             added = store.add(_read(take_in))
             return Outcome(data={"added": added}, blocks=[Text([f"{added} new runs in {store.path}"])])
+        if kind is not None:
+            _known(kind, store)
         if export is not None:
             return _export(store.all(kind), export)
         if run is not None:
@@ -42,11 +46,33 @@ def runs(
             for one in found
         ]
         columns = ["run", "kind", "label", "state", "started (UTC)", "host", "result"]
-        empty = [Text([f"No runs yet in {store.path}. Next: mlapatch bench"])]
+        empty = [] if rows else [Text([_none(kind, store)])]
         return Outcome(
             data={"db": str(store.path), "runs": [one.as_dict() for one in found]},
             blocks=[Table(columns, rows)] if rows else empty,
         )
+
+
+def _known(kind: str, store: Store) -> None:
+    """MlapatchError (exit 2) for a kind that no run can have; an export of a later mlapatch may have brought others."""
+    kinds = dict.fromkeys([*KINDS, *(run.kind for run in store.all())])
+    if kind not in kinds:
+        near = get_close_matches(kind, kinds, n=1)
+        raise MlapatchError(
+            Exit.USAGE,
+            f"there is no kind of run {kind!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            expected=", ".join(kinds),
+            found=kind,
+            next=f"mlapatch runs --kind {near[0] if near else KINDS[0]}",
+        )
+
+
+def _none(kind: str | None, store: Store) -> str:
+    others = Counter(run.kind for run in store.all())
+    if not others:
+        return f"No runs yet in {store.path}. Next: mlapatch bench"
+    there = ", ".join(f"{count} {name}" for name, count in others.items())
+    return f"No {kind} in {store.path} ({there}). Next: mlapatch runs"
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 BUSY_SECONDS = 30.0
+KINDS = ("bench", "profile", "trace", "launch", "verify")
 
 # Append only: PRAGMA user_version counts how many of these a file has seen.
 MIGRATIONS: list[str] = [
@@ -268,7 +270,9 @@ class Store:
             found = next((run for test in tests for run in runs if test(run)), None)
         if found is None:
             known = ", ".join(run.title for run in runs[:8]) or "none yet"
-            raise MlapatchError(Exit.USAGE, f"no run {name!r}", where=str(self.path), found=known, next="mlapatch runs")
+            near = get_close_matches(name, {run.label for run in runs}, n=1)
+            what = f"no run {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            raise MlapatchError(Exit.USAGE, what, where=str(self.path), found=known, next="mlapatch runs")
         return found
 
     def named(self, name: str) -> list[Run]:
