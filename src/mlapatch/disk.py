@@ -142,6 +142,13 @@ def environment_errors(
             next=f"{_way_to_write(where)}, or {elsewhere}",
         ) from None
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not where.is_dir():
+            raise MlapatchError(
+                Exit.ENVIRONMENT,
+                f"cannot write: no such folder; {then}",
+                where=str(where),
+                next=f"make it first, or {elsewhere}",
+            ) from None
         raise MlapatchError(
             Exit.ENVIRONMENT,
             f"cannot write: {error.strerror or error}; {then}",

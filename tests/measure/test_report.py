@@ -17,6 +17,7 @@ import pytest
 
 from mlapatch.commands.report import pick, report
 from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
 from mlapatch.measure import charts
 from mlapatch.measure.kernels import CAST, IDLE
 from mlapatch.measure.runs import Store
@@ -31,6 +32,7 @@ BROWSER = next(
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     fill(folder / "db", folder)
+    (folder / "out").mkdir()
     report(output=folder / "out" / "report.html", db=folder / "db")
     return folder / "out" / "report.html"
 
@@ -97,6 +99,28 @@ def test_one_run_alone_is_a_page_too(tmp_path: Path) -> None:
 def test_without_runs_there_is_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(MlapatchError, match="no run to report on"):
         report(output=tmp_path / "a.html", db=tmp_path / "db")
+
+
+def test_runs_of_other_kinds_are_no_page_and_are_named(tmp_path: Path) -> None:
+    with Store(tmp_path / "db") as store:
+        for label in ("before", "after"):
+            store.finish(store.start("verify", {}, label), {})
+        store.start("bench", {}, "half")
+    with pytest.raises(MlapatchError, match="no run to report on") as caught:
+        report(output=tmp_path / "a.html", db=tmp_path / "db")
+    found = "none of these is one: bench 3 (half) (running), verify 2 (after) (done), verify 1 (before) (done)"
+    assert caught.value.found == found
+    with pytest.raises(MlapatchError, match="no run to report on") as caught:
+        report(runs=["after"], output=tmp_path / "a.html", db=tmp_path / "db")
+    assert caught.value.found == "none of these is one: verify 2 (after) (done)"
+
+
+def test_a_folder_that_does_not_exist_is_refused_and_not_made(tmp_path: Path) -> None:
+    fill(tmp_path / "db", tmp_path, layers=4)
+    with pytest.raises(MlapatchError, match="no such folder; no new report is there") as caught:
+        report(output=tmp_path / "nope" / "a.html", db=tmp_path / "db")
+    assert (caught.value.exit, caught.value.where) == (Exit.ENVIRONMENT, str(tmp_path / "nope"))
+    assert not (tmp_path / "nope").exists()
 
 
 def test_the_newest_of_each_label_is_picked(tmp_path: Path) -> None:

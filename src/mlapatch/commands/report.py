@@ -21,8 +21,9 @@ KINDS = ("bench", "profile", "trace")
 def report(*, runs: Sequence[str] = (), output: Path, title: str = "", db: Path | None = None) -> Outcome:
     """Write the page. Without `runs`: the newest of each label and kind, or else the last two of each kind."""
     with Store(db) as store:
-        chosen = [run for name in runs for run in store.named(name)] if runs else pick(store.all())
+        listed = [run for name in runs for run in store.named(name)] if runs else store.all()
         where = store.path
+    chosen = listed if runs else pick(listed)
     usable = [run for run in chosen if run.kind in KINDS and run.status == "done"]
     if not usable:
         raise MlapatchError(
@@ -30,7 +31,7 @@ def report(*, runs: Sequence[str] = (), output: Path, title: str = "", db: Path 
             "no run to report on",
             where=str(where),
             expected="a finished bench, profile or trace",
-            found=", ".join(f"{run.kind} {run.title} ({run.state})" for run in chosen) or "no runs",
+            found=_none_of(listed),
             next="mlapatch bench --label stock, then again after a patch",
         )
     text = page.render(
@@ -38,7 +39,6 @@ def report(*, runs: Sequence[str] = (), output: Path, title: str = "", db: Path 
     )
     then = "no new report is there, or a whole one"
     with environment_errors(output.parent, then, elsewhere="name a file in a folder of yours: --output FILE"):
-        output.parent.mkdir(parents=True, exist_ok=True)
         write_output(output, text.encode())
     left_out = [run for run in chosen if run not in usable]
     return Outcome(
@@ -48,6 +48,14 @@ def report(*, runs: Sequence[str] = (), output: Path, title: str = "", db: Path 
             Text([f"{output}: {len(usable)} runs ({', '.join(run.title for run in usable)})"]),
         ],
     )
+
+
+def _none_of(found: Sequence[Run]) -> str:
+    if not found:
+        return "no runs"
+    shown = ", ".join(f"{run.kind} {run.title} ({run.state})" for run in found[:8])
+    more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+    return f"none of these is one: {shown}{more}"
 
 
 def pick(found: Sequence[Run]) -> list[Run]:
