@@ -41,6 +41,13 @@ def of(log: bytes) -> Diagnosis:
     return read(io.BytesIO(log))
 
 
+KILLED = b"RuntimeError: Rank 3 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), ..."
+
+
+def spoken(rank: str, text: str) -> bytes:
+    return f"[2026-11-29 11:10:29 {rank}] {text}\n".encode()
+
+
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_case(name: str) -> None:
     found, expected = of(case(name)), EXPECTED[name]
@@ -235,6 +242,87 @@ def test_optional_parts_are_dropped_where_a_value_is_unknown() -> None:
     assert fill("a[[ of {x}]] b", {"x": "{y}"}) == "a of {y} b"
 
 
+# -------------------------------------------------------------------------------------- a package that is not there
+MISSING = case("module-missing")
+BEGUN = b"[2026-11-29 11:10:01] server_args=ServerArgs(model_path='/m', tp_size=1)\n"
+TRIED = b"""Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/sglang/srt/utils/common.py", line 9, in try_it
+    import deep_gemm
+ModuleNotFoundError: No module named 'deep_gemm'
+"""
+CHILD = b"""Process SpawnProcess-1:
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/multiprocessing/process.py", line 314, in _bootstrap
+    self.run()
+  File "/opt/venv/lib/python3.11/site-packages/sglang/srt/managers/scheduler.py", line 9, in run
+    import orjson
+ModuleNotFoundError: No module named 'orjson'
+"""
+
+
+def test_a_missing_package_is_named_with_its_python_and_no_line_that_has_nothing_to_do_with_it() -> None:
+    found = of(MISSING)
+    assert found.known
+    assert "/opt/venv/bin/python -m pip install numpy" in found.advice
+    assert "mlapatch doctor --python /opt/venv/bin/python" in found.advice
+    assert "cpp extensions" not in found.advice + " ".join(found.evidence)
+
+
+@pytest.mark.parametrize("code", [1, None])
+def test_a_missing_package_outranks_how_the_process_ended(code: int | None) -> None:
+    transcript = Transcript()
+    transcript.feed(MISSING + b"a last word at exit\n")
+    assert decide(transcript, ending=Ending("the server process", code)).rule == "module-missing"
+
+
+@pytest.mark.parametrize(
+    ("log", "module"),
+    [
+        (BEGUN + CHILD, "orjson"),
+        (BEGUN + CHILD + b"[2026-11-29 11:10:09] Received sigquit from a child process. It means ...\n", "orjson"),
+        (BEGUN + CHILD + KILLED.replace(b"-9", b"1") + b"\n", "orjson"),
+        (BEGUN + spoken("TP1", "Scheduler hit an exception: Traceback (most recent call last):") + TRIED, "deep_gemm"),
+        (TRIED.replace(b"/opt/venv/lib/python3.11/site-packages/sglang", b"/w").replace(b"try_it", b"<module>"), "d"),
+    ],
+)
+def test_an_import_that_ended_a_process(log: bytes, module: str) -> None:
+    found = of(log.replace(b"last):\nTraceback (most recent call last):", b"last):"))
+    assert found.rule == "module-missing", found
+    assert f"could not import {module}" in found.cause
+
+
+def test_a_package_whose_name_the_import_does_not_say_is_not_guessed() -> None:
+    found = of(MISSING.replace(b"'numpy'", b"'my_plugin.part'"))
+    assert "could not import my_plugin.part" in found.cause
+    assert "pip install" not in found.advice
+    elsewhere = of(MISSING.replace(b"/opt/venv/lib/python3.11/site-packages", b"/root/sglang/python"))
+    assert elsewhere.cause == "The server could not import numpy: it is missing"
+    assert "Run: pip install numpy" in elsewhere.advice
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        BEGUN + TRIED,  # the function above may have handled it
+        BEGUN + TRIED + spoken("TP0", "Init torch distributed begin."),
+        BEGUN + TRIED.replace(b"try_it", b"<module>"),  # a module that does without it
+        BEGUN + b"Exception in thread Thread-1:\n" + CHILD.split(b"\n", 1)[1].replace(b"_boot", b"_boot_inner_"),
+        BEGUN + CHILD + b"[2026-11-29 11:10:09] Load weight begin. avail mem=93.81 GB\n",  # a helper, not the server
+        BEGUN + CHILD + b"[2026-11-29 11:10:09] and the server goes on\n",
+        (LOGS / "healthy-0.5.15.post1.log").read_bytes() + MISSING,
+    ],
+)
+def test_an_import_that_may_have_been_handled_is_not_called_the_cause(log: bytes) -> None:
+    assert of(log).rule != "module-missing"
+
+
+def test_a_handled_import_is_no_cause_of_a_kill() -> None:
+    for log in (BEGUN + TRIED, BEGUN + CHILD):
+        transcript = Transcript()
+        transcript.feed(log)
+        assert decide(transcript, ending=Ending("sglang::scheduler", -9)).rule == "rank-killed"
+
+
 # -------------------------------------------------------------------------------------------------- what launch adds
 def test_ending_without_a_log_line() -> None:
     transcript = Transcript()
@@ -270,13 +358,6 @@ def test_silence(name: str, phase: str) -> None:
     if phase == "distributed-init":
         assert found.case == 10
         assert "GPUs at 100 %" in found.cause
-
-
-def spoken(rank: str, text: str) -> bytes:
-    return f"[2026-11-29 11:10:29 {rank}] {text}\n".encode()
-
-
-KILLED = b"RuntimeError: Rank 3 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), ..."
 
 
 @pytest.mark.parametrize("carrier", [b"", b"sglang-1  | "])

@@ -13,11 +13,15 @@ from mlapatch.serve.transcript import Match, Transcript
 from mlapatch.serve.verdicts import FAILED, Diagnosis, Ending, Silence, common_values, derived
 
 _GROUP = re.compile(r"\b(?:DP|PP)\d+")
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_VENV = re.compile(r'^\s+File "(/[^"]+)/lib/python3[\d.]*/site-packages/')
+_UNCAUGHT = 1
+"""The exit code of a Python process that ended with an exception."""
 
 
 def diagnose(log: Transcript, *, ending: Ending | None = None, silence: Silence | None = None) -> Diagnosis:
     """Decide. `ending` and `silence` add what only a running launcher knows; a log alone needs neither."""
-    failure = _Case(log).decide()
+    failure = _Case(log, ending).decide()
     if failure is not None and (failure.known or ending is None or log.has_died()):
         return failure  # who said why it dies outranks what then happened to the others
     if ending is not None:
@@ -31,8 +35,8 @@ def diagnose(log: Transcript, *, ending: Ending | None = None, silence: Silence 
 class _Case:
     """One decision over a transcript; see rules.toml for the words fatal, ending and secondary."""
 
-    def __init__(self, log: Transcript) -> None:
-        self.log = log
+    def __init__(self, log: Transcript, ending: Ending | None = None) -> None:
+        self.log, self.ending = log, ending
         self.matches = sorted(log.matches.values(), key=lambda m: m.line.number)
         self.blocks = [s.died for s in log.states.values() if s.died]
         loose = [s.last_block for s in log.states.values() if s.last_block and s.last_block.died is None]
@@ -95,6 +99,9 @@ class _Case:
         if best is not None:
             return self._from_match(best)
         assert isinstance(first, Block)  # noqa: S101 - a match is always among its own rules
+        missing = _NO_MODULE.match(first.final.text)
+        if missing and self._ended(first):
+            return self._module_missing(first, missing[1])
         values = {"exception": first.final.text, "frame": first.frame}
         shown = (first.first, first.final)
         return self._special(
@@ -118,6 +125,28 @@ class _Case:
         block = first if isinstance(first, Block) else first.block
         shown = (line, *((block.first, block.final) if block else (first.line if isinstance(first, Match) else line,)))
         return self._special("fallback-model", FAILED, first, shown, values=values)
+
+    def _ended(self, block: Block) -> bool:
+        """Whether a process ended with this exception, and the server with it: no import that was tried and handled."""
+        if block.died:
+            return True
+        if not block.uncaught:
+            return False
+        if self.ending is not None:
+            return self.ending.code in (None, _UNCAUGHT)
+        last = block.lines[-1].number
+        said = any((m.rule.ending or m.rule.secondary) and m.line.number > last for m in self.matches)
+        return said or self.log.ended is not None or self.log.last_number <= last
+
+    def _module_missing(self, block: Block, module: str) -> Diagnosis:
+        """What no rule knows more of: an import of a package that is not there."""
+        package = self.log.book.specials["module-missing"].packages.get(module.partition(".")[0], "")
+        homes = [found[1] for line in block.lines if (found := _VENV.match(line.text))]
+        python = f"{homes[-1]}/bin/python" if homes else ""
+        values = {"module": module, "frame": block.frame, "package": package, "python": python}
+        values["pip"] = f"{python} -m pip" if python else "pip"
+        known = {k: v for k, v in values.items() if v}
+        return self._special("module-missing", FAILED, block, (block.first, block.final), values=known)
 
     # ---------------------------------------------------------------------------------------------------- telling
     def _from_match(self, match: Match) -> Diagnosis:

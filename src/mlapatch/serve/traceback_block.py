@@ -15,6 +15,9 @@ _DIED = re.compile(r"\b(?P<process>\w+) hit an exception: ")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt|Exit)(?::|$)")
 _HEAD, _TAIL = 30, 80
 
+_MAIN = ("_run_module_as_main", "_bootstrap")  # runpy; a child of multiprocessing
+_IMPORTED = re.compile(r"/(?:site|dist)-packages/|/sglang/")
+
 
 def is_bare_exception(line: Line) -> bool:
     """An exception line without the frames above it, as excerpts and cut-off logs have."""
@@ -27,7 +30,8 @@ class Block:
 
     `before` is the last line of the same rank before it. `died` names the SGLang process that says it is ending because
     of it ("Scheduler hit an exception"); without it, it may have been handled. `frame` is the innermost one in
-    SGLang or flashinfer, or else the innermost.
+    SGLang or flashinfer, or else the innermost. `uncaught`: the last traceback begins where a process's main thread
+    does, so nothing above it could have handled the exception.
     """
 
     first: Line
@@ -37,9 +41,11 @@ class Block:
     died: str | None = None
     exceptions: list[Line] = field(default_factory=list)
     frame: str = ""
+    uncaught: bool = False
     _head: list[Line] = field(default_factory=list)
     _tail: deque[Line] = field(default_factory=lambda: deque(maxlen=_TAIL))
     _in_frames: bool = False
+    _outermost: bool = True
     _frame_is_ours: bool = False
     _chained: bool = False
 
@@ -80,11 +86,15 @@ class Block:
         (self._head if len(self._head) < _HEAD else self._tail).append(line)
         if START in line.text:
             self._in_frames, self._chained, self._frame_is_ours = True, False, False
+            self._outermost, self.uncaught = True, False
         elif _CHAIN.search(line.text):
             self._chained = True
         elif self._in_frames:
             frame = _FRAME.match(line.text)
             if frame:
+                if self._outermost:
+                    script = frame["name"] == "<module>" and not _IMPORTED.search(frame["file"])
+                    self.uncaught, self._outermost = script or frame["name"] in _MAIN, False
                 ours = "/sglang/" in frame["file"] or "/flashinfer/" in frame["file"]
                 if ours or not self._frame_is_ours:
                     self.frame = f"{frame['file']}:{frame['line']} in {frame['name']}"
