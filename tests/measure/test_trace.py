@@ -13,8 +13,10 @@ import pytest
 import mlapatch
 from mlapatch.commands.trace import trace
 from mlapatch.errors import MlapatchError
+from mlapatch.exits import Exit
 from mlapatch.measure.kernels import Group
 from mlapatch.measure.spool import Spool
+from mlapatch.outcome import Table, Text
 from tests.measure.synthetic import ACTIVE, CAST, Scene
 
 
@@ -90,6 +92,38 @@ def test_ranks_are_compared(tmp_path: Path) -> None:
     assert [rank["rank"] for rank in data["ranks"]] == ["0", "1", "2"]
     assert data["slowest"] == "2"
     assert data["skew_ms"] == pytest.approx(78 * 0.072, abs=0.1)
+
+
+def test_traces_of_the_same_rank_are_not_compared(tmp_path: Path) -> None:
+    for name, us in (("stock", 828.0), ("patched", None)):
+        Scene(layers=4, steps=3, cast_us=us, patch_us=2.4).write(tmp_path / f"{name}.trace.json.gz")
+    outcome = trace(files=[tmp_path])
+    data: Any = outcome.data
+    assert data["one_profile"] is False
+    assert [data[key] for key in ("slowest", "fastest", "skew_ms", "skew_share")] == [None] * 4
+    assert [rank["file"].rpartition("/")[2] for rank in data["ranks"]] == [
+        "patched.trace.json.gz",
+        "stock.trace.json.gz",
+    ]
+    assert data["advice"][0].startswith("patched.trace.json.gz: No whole-pool cast was found")
+    assert any(line.startswith("stock.trace.json.gz: Without the cast") for line in data["advice"])
+    (table,) = (block for block in outcome.blocks if isinstance(block, Table))
+    assert [row[0] for row in table.rows] == ["patched.trace.json.gz", "stock.trace.json.gz"]
+    said = " ".join(line for block in outcome.blocks if isinstance(block, Text) for line in block.lines)
+    assert "several profiles" in said
+    assert "lowest rank" not in said
+    with pytest.raises(MlapatchError, match="a run keeps one profile") as caught:
+        trace(files=[tmp_path], keep=True, db=tmp_path / "db")
+    assert caught.value.exit is Exit.USAGE
+
+
+def test_files_of_the_same_name_are_told_by_their_folders(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "a-TP-0.trace.json.gz" for name in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        Scene(layers=4, steps=3).write(path)
+    data: Any = trace(files=paths).data
+    assert {line.partition(": ")[0] for line in data["advice"]} == {str(path) for path in paths}
 
 
 def test_a_merged_trace_holds_several_ranks(tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ def trace(
     """Read traces of one profile, a file a rank, and name the cast."""
     hints = finding.Hints(layers=layers, steps=steps, tokens=tokens)
     data, metrics, blocks = read_all(files, hints, top)
+    if keep and not data["one_profile"]:
+        raise MlapatchError(
+            Exit.USAGE,
+            "a run keeps one profile, and several of these traces are of the same rank",
+            found=", ".join(f"{rank['file']} (rank {rank['rank']})" for rank in data["ranks"][:8]),
+            next="mlapatch trace FILE --keep --label NAME, once for each profile",
+        )
     if keep:
         first = data["ranks"][0]
         facts = {"gpu": first["gpu"]} | ({"pool_tokens": tokens} if tokens else {})
@@ -89,6 +96,8 @@ def choose(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _blocks(ranks: Sequence[RankTrace], top: int) -> list[Block]:
+    if same := tracereport.repeated(ranks):
+        return _apart(ranks, same)
     slowest = max(ranks, key=lambda rank: rank.timing.wall)
     fastest = min(ranks, key=lambda rank: rank.timing.wall)
     blocks: list[Block] = [
@@ -111,6 +120,21 @@ def _blocks(ranks: Sequence[RankTrace], top: int) -> list[Block]:
         )
     blocks += [_families(slowest), _kernels(slowest, top), Text(tracereport.advice(slowest), style="bold")]
     return blocks
+
+
+def _apart(ranks: Sequence[RankTrace], same: str) -> list[Block]:
+    """Traces of several profiles: each for itself, and nothing that compares ranks."""
+    names = tracereport.files(ranks)
+    notes = [
+        Warn(f"{name}: {note}")
+        for name, rank in zip(names, ranks, strict=True)
+        for note in (*rank.file.notes, *rank.notes)
+    ]
+    count = sum(rank.rank == same for rank in ranks)
+    why = f"{count} of these are traces of rank {same}, so they are several profiles: each is told for itself."
+    more = "Next: mlapatch trace FILE shows where a step of one goes."
+    table = _rank_table(ranks, names)
+    return [*notes, Text([why]), table, Text([*tracereport.by_file(ranks), more], style="bold")]
 
 
 def _facts(rank: RankTrace, *, many: bool) -> list[tuple[str, str]]:
@@ -146,7 +170,7 @@ def _facts(rank: RankTrace, *, many: bool) -> list[tuple[str, str]]:
     return rows
 
 
-def _rank_table(ranks: Sequence[RankTrace]) -> Table:
+def _rank_table(ranks: Sequence[RankTrace], files: Sequence[str] = ()) -> Table:
     rows = [
         [
             rank.rank,
@@ -158,7 +182,10 @@ def _rank_table(ranks: Sequence[RankTrace]) -> Table:
         ]
         for rank in ranks
     ]
-    return Table(["rank", "steps", "step ms", "busy ms", "cast ms", "cast share"], rows, "Ranks")
+    columns = ["rank", "steps", "step ms", "busy ms", "cast ms", "cast share"]
+    if files:
+        return Table(["file", *columns], [[file, *row] for file, row in zip(files, rows, strict=True)], "Traces")
+    return Table(columns, rows, "Ranks")
 
 
 def _families(rank: RankTrace) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mlapatch.measure.kernels import short
@@ -15,19 +16,38 @@ if TYPE_CHECKING:
 
 
 def as_data(ranks: Sequence[RankTrace], top: int) -> dict[str, Any]:
-    """The JSON of `trace`; times in ms."""
+    """The JSON of `trace`; times in ms. What compares ranks is null where the traces are not of one profile."""
     slowest = max(ranks, key=lambda rank: rank.timing.wall)
     fastest = min(ranks, key=lambda rank: rank.timing.wall)
+    one = not repeated(ranks)
+    share = 1 - fastest.timing.wall / slowest.timing.wall if slowest.timing.wall else 0.0
     return {
         "ranks": [_rank(rank, top) for rank in ranks],
-        "slowest": slowest.rank,
-        "fastest": fastest.rank,
-        "skew_ms": (slowest.timing.wall - fastest.timing.wall) / 1e3,
-        "skew_share": 1 - fastest.timing.wall / slowest.timing.wall if slowest.timing.wall else 0.0,
+        "one_profile": one,
+        "slowest": slowest.rank if one else None,
+        "fastest": fastest.rank if one else None,
+        "skew_ms": (slowest.timing.wall - fastest.timing.wall) / 1e3 if one else None,
+        "skew_share": share if one else None,
         "cast_found": any(rank.cast for rank in ranks),
         "partial": any(rank.file.partial for rank in ranks),
-        "advice": advice(slowest),
+        "advice": advice(slowest) if one else by_file(ranks),
     }
+
+
+def repeated(ranks: Sequence[RankTrace]) -> str:
+    """The rank that several of the traces are of: they are no profile of one server. '' where there is none."""
+    return next((name for name, count in Counter(rank.rank for rank in ranks).items() if count > 1), "")
+
+
+def files(ranks: Sequence[RankTrace]) -> list[str]:
+    """What each trace is called where ranks do not tell: its file's name, or the path where names do not either."""
+    names = [rank.file.path.name for rank in ranks]
+    return names if len(set(names)) == len({rank.file.path for rank in ranks}) else [str(r.file.path) for r in ranks]
+
+
+def by_file(ranks: Sequence[RankTrace]) -> list[str]:
+    """The advice of each, for traces that have nothing to do with each other."""
+    return [f"{file}: {line}" for file, rank in zip(files(ranks), ranks, strict=True) for line in advice(rank)]
 
 
 def metrics(ranks: Sequence[RankTrace]) -> list[dict[str, object]]:
