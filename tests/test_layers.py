@@ -25,8 +25,8 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 RANK = {
     "": 0, "errors": 0, "exits": 0, "outcome": 0, "progress": 0, "jsontext": 0, "disk": 0, "model_config": 0,
     "engine": 1, "install": 1, "serve": 1, "measure": 1, "verify": 1,
-    "catalogue": 2, "verdict_cache": 2, "assess": 3, "rebase": 4, "selection": 4, "nodes": 5, "local_edits": 5,
-    "guard": 6,
+    "catalogue": 2, "misfits": 2, "verdict_cache": 2, "assess": 3, "rebase": 4, "selection": 4, "nodes": 5,
+    "local_edits": 5, "guard": 6,
     "compat": 4, "compat_report": 5, "commands": 7, "cli": 8, "__main__": 9,
 }  # fmt: skip
 #: `compat_verify` is the half of the verb `check` that runs `verify`.

@@ -18,6 +18,7 @@ from mlapatch.install.facts import Flashinfer, detected_sms, flashinfer_of
 from mlapatch.install.journal import Entry, Journal
 from mlapatch.install.target import Target
 from mlapatch.install.write import sha256
+from mlapatch.misfits import absent, in_edited_file
 from mlapatch.verdict_cache import VerdictCache
 
 
@@ -86,6 +87,11 @@ class File:
     def sha256(self) -> str:
         """Of the bytes now."""
         return sha256(self.data)
+
+    @property
+    def edited(self) -> bool:
+        """Whether the release or commit is known, and somebody else than mlapatch has changed its bytes."""
+        return bool(self.original_sha256) and self.state(applied=True) == "edited"
 
     def state(self, applied: bool) -> str:
         """`pristine`; `patched`: differs from the release by mlapatch's patches only; `edited`: by others too."""
@@ -199,12 +205,7 @@ def _original(target: Target, relative: str) -> str:
 def _judge(found: Assessment, patch: Patch, cache: VerdictCache) -> Judgement:
     file = found.files.get(patch.target)
     if file is None:
-        version = found.target.version
-        if not patch.supports(version):
-            return Judgement(patch.name, Verdict.UNSUPPORTED, f"SGLang {version}: {patch.sglang_reason}")
-        return Judgement(
-            patch.name, Verdict.DRIFTED, f"{patch.target} is not in this SGLang", patch.target, patch.target, "nothing"
-        )
+        return absent(found.target, patch, came=bool(_original(found.target, patch.target)))
     judgement = cache.judge(file.data, patch, found.target.version)
     if judgement.verdict in (Verdict.EDITED, Verdict.DRIFTED) and file.entry and patch.name in file.entry.patches:
         kept = kept_patch(Journal(found.target.state_folder), file.entry, patch.name)
@@ -218,7 +219,9 @@ def _judge(found: Assessment, patch: Patch, cache: VerdictCache) -> Judgement:
                 )
     if judgement.verdict is Verdict.APPLICABLE and (objection := found.machine.objection(patch)):
         return judgement.but(Verdict.UNSUPPORTED, objection)
-    return judgement
+    if judgement.verdict in (Verdict.DRIFTED, Verdict.AMBIGUOUS) and file.edited and judgement.scope != patch.target:
+        return in_edited_file(judgement, found.target)
+    return judgement  # where the scope is the whole file, it is no Python, and the judgement says what to do
 
 
 def kept_patch(journal: Journal, entry: Entry, name: str) -> Patch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlapatch.assess import Assessment
@@ -42,9 +43,10 @@ def choose(found: Assessment) -> Choice:
             passed = [f"{other} is {verdicts[other]}" for other, _ in names if other != name]
             rest = f"; also looked at: {', '.join(passed)}" if passed else ""
             return Choice(name, f"auto: {name} for {gpu}, SGLang {found.target.version}: it {why}{rest}")
-    reasons = "; ".join(
-        f"{name}: {found.judgements[name].verdict}: {found.judgements[name].reason}" for name, _ in names
-    )
+    by_reason: dict[str, list[str]] = {}
+    for name, _ in names:
+        by_reason.setdefault(f"{verdicts[name]}: {found.judgements[name].reason}", []).append(name)
+    reasons = "; ".join(f"{', '.join(alike)}: {reason}" for reason, alike in by_reason.items())
     hard = {Verdict.EDITED: Exit.REFUSED, Verdict.UNSUPPORTED: Exit.ENVIRONMENT}
     code = hard.get(next(iter(verdicts.values()), Verdict.DRIFTED), Exit.DOES_NOT_FIT)
     raise MlapatchError(
@@ -52,5 +54,15 @@ def choose(found: Assessment) -> Choice:
         "no patch fits this SGLang",
         where=str(found.target.package),
         found=reasons,
-        next="mlapatch status; mlapatch check --release latest tells whether a newer SGLang is better off",
+        next=_next(found, [name for name, _ in names]),
     )
+
+
+def _next(found: Assessment, names: Sequence[str]) -> str:
+    """What to do about the best patch, where this install is to blame and not the release."""
+    judgement = found.judgements[names[0]] if names else None
+    if judgement is not None and judgement.verdict in (Verdict.DRIFTED, Verdict.AMBIGUOUS):
+        file = found.files.get(found.catalogue.patches[names[0]].target)
+        if judgement.next and (file is None or file.edited):
+            return judgement.next
+    return "mlapatch status; mlapatch check --release latest tells whether a newer SGLang is better off"

@@ -162,17 +162,20 @@ def _pair(found: Assessment, patch: Patch, folder: Path) -> _Pair:
     from mlapatch.engine.verdict import apply
 
     file = found.files.get(patch.target)
-    if patch.target != BACKEND or file is None:
+    if patch.target != BACKEND:
         raise MlapatchError(
             Exit.USAGE,
             f"{patch.name} changes {patch.target}, which computes nothing to compare",
             expected=BACKEND,
             next="mlapatch verify active-cast",
         )
+    if file is None:
+        raise misfit_error(found.judgements[patch.name])
     base = unpatched(found, file).base
     outcome = apply(base, patch, found.target.version)
     if isinstance(outcome, Judgement):
-        raise misfit_error(outcome)
+        judged = found.judgements[patch.name]
+        raise misfit_error(judged if judged.verdict is outcome.verdict else outcome)
     return _written(patch.name, base, outcome.source, folder, [patch])
 
 
