@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -11,14 +12,20 @@ from mlapatch.commands.estimate import estimate
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.measure import gpus, shape
-from mlapatch.measure.estimate import Pool, cast_seconds, costs, floor_seconds, shadow
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from mlapatch.measure.estimate import CAST_SPREAD, Pool, cast_seconds, costs, floor_seconds, shadow
+from mlapatch.outcome import Outcome, Pairs, Table, Text
 
 GLM5 = shape.preset("glm-5")
 CARD = gpus.GPUS["rtx-pro-6000"]
 POOL = Pool(GLM5, 495_552, page_size=64)
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+
+
+def told(outcome: Outcome) -> str:
+    lines = [line for block in outcome.blocks if isinstance(block, Text) for line in block.lines]
+    return "\n".join(
+        [*lines, *(value for block in outcome.blocks if isinstance(block, Pairs) for _, value in block.rows)]
+    )
 
 
 def test_a_layer_is_857_mb() -> None:
@@ -63,6 +70,66 @@ def test_the_predicted_tpot_takes_the_cast_off_and_puts_the_patch_on() -> None:
 def test_a_measured_cast_replaces_the_estimated_one() -> None:
     rows = {row.name: row.tpot for row in costs(POOL, CARD, 500, measured=80e-3, measured_cast=50e-3)}
     assert rows["fused-decode"] == pytest.approx(30e-3)
+
+
+def test_an_assumed_cast_gives_a_range_that_holds_what_was_measured() -> None:
+    recorded = json.loads((RESULTS / "h200_run6.json").read_bytes())["variants"]
+    measured = {name: one["single"]["512"]["tpot_ms"] for name, one in recorded.items() if "single" in one}
+    outcome = estimate(preset="glm-5", gpu="h200", page_size=1, context=512, measured_tpot=measured["stock"])
+    rows = {row["name"]: row for row in cast("list[dict[str, Any]]", outcome.data["patches"])}
+    for name in ("active-cast", "gather-cast", "fused-decode"):
+        low, high = (rows[name][f"predicted_tpot_{end}_seconds"] * 1e3 for end in ("low", "high"))
+        assert low < measured[name] < high
+        assert high - low == pytest.approx(2 * CAST_SPREAD * 67.5, rel=0.01)
+    assert rows["stock"]["predicted_tpot_high_seconds"] * 1e3 == pytest.approx(measured["stock"])
+    low, high = (rows["active-cast"][f"predicted_tpot_{end}_seconds"] * 1e3 for end in ("low", "high"))
+    docs = " ".join((RESULTS.parents[1] / "docs" / "measure.md").read_text("utf-8").split())
+    where = f"for `active-cast` there at 512 tokens, where {measured['active-cast']:.2f} was measured"
+    assert f"`{low:.2f} to {high:.2f} ms` {where}" in docs
+    said = told(outcome)
+    assert "known to 3% (67.5 ms, 2.02 ms more or less)" in said
+    assert "--measured-cast MS: mlapatch trace FILE has it" in said
+
+
+def test_the_spread_covers_what_was_seen_on_an_h200() -> None:
+    seen = json.loads((RESULTS / "h200_trace_stock.json").read_bytes())["mlapatch"]["cast"]["bytes_per_second"]
+    assert gpus.GPUS["h200"].cast_rate == pytest.approx(seen, rel=CAST_SPREAD)
+    assert gpus.GPUS["h200"].cast_rate == pytest.approx(1.0e12, rel=CAST_SPREAD)  # sgl-project/sglang#35291
+
+
+def test_a_measured_cast_leaves_no_range_and_an_unknown_one_half_of_it() -> None:
+    given = estimate(preset="glm-5", gpu="h200", measured_tpot=71.24, measured_cast=66.25)
+    row = next(row for row in cast("list[dict[str, Any]]", given.data["patches"]) if row["name"] == "fused-decode")
+    assert {f"{row[key] * 1e3:.2f}" for key in row if key.startswith("predicted")} == {"4.99"}
+    assert "hence the ranges" not in told(given)
+    unknown = estimate(preset="glm-5", gpu="b200", measured_tpot=20.0)
+    row = next(row for row in cast("list[dict[str, Any]]", unknown.data["patches"]) if row["name"] == "fused-decode")
+    assert row["predicted_tpot_low_seconds"] is None
+    assert "Nobody measured the cast on this GPU" in told(unknown)
+    (table,) = (block for block in unknown.blocks if isinstance(block, Table))
+    assert any(cell.startswith("at most ") for cell in table.rows[2])
+
+
+def test_a_range_ends_at_nothing() -> None:
+    rows = costs(POOL, CARD, 500, measured=65e-3)
+    assert all(row.low is not None and 0 <= row.low < 1e-3 for row in rows if row.name != "stock")
+
+
+def test_an_assumed_gpu_is_said() -> None:
+    assert "RTX PRO 6000 Blackwell, 1.79 TB/s" in told(estimate(preset="glm-5"))
+    assert "(assumed: give yours with --gpu)" in told(estimate(preset="glm-5"))
+    assert cast("dict[str, Any]", estimate(preset="glm-5").data["gpu"])["assumed"] is True
+    for given in (estimate(gpu="rtx-pro-6000"), estimate(bandwidth=1.0, memory=48)):
+        assert "assumed" not in told(given)
+
+
+@pytest.mark.parametrize(("tokens", "context", "batch"), [(10, 8192, 1), (8191, 8192, 1), (100_000, 8192, 16)])
+def test_more_live_tokens_than_the_pool_holds_are_refused(tokens: int, context: int, batch: int) -> None:
+    with pytest.raises(MlapatchError, match="the pool does not hold the live tokens") as caught:
+        estimate(tokens=tokens, context=context, batch=batch)
+    assert caught.value.exit is Exit.USAGE
+    assert f"= {context * batch:,}" in caught.value.found
+    assert estimate(tokens=8192).exit is Exit.OK
 
 
 def test_the_h200_agrees_with_what_was_measured_there() -> None:

@@ -39,16 +39,28 @@ def estimate(
     _check(preset, model, tokens=tokens, tp=tp, context=context, batch=batch, mem_fraction=mem_fraction)
     what = shape.read(model) if model else shape.preset(preset or "glm-5")
     card = _card(gpu, bandwidth, memory)
+    assumed = gpu is None and bandwidth is None
     pool = paper.Pool(what, tokens, page_size or (64 if what.index_bytes else 1))
     live = context * batch
+    if live > tokens:
+        fitting = f"--context {max(tokens // batch, 1)} --batch {min(batch, tokens)}"
+        raise MlapatchError(
+            Exit.USAGE,
+            "the pool does not hold the live tokens",
+            expected=f"--context times --batch of at most {tokens:,} (--tokens)",
+            found=f"{context:,} x {batch:,} = {live:,}",
+            next=f"mlapatch estimate --tokens {tokens} {fitting}",
+        )
     tpot = None if measured_tpot is None else measured_tpot / 1e3
     cast = None if measured_cast is None else measured_cast / 1e3
     stock = cast if cast is not None else paper.cast_seconds(pool, card) * what.layers
-    if tpot is not None and stock >= tpot:
+    certain = cast is not None or card.cast_rate is None
+    shortest = stock if certain else stock * (1 - paper.CAST_SPREAD)
+    if tpot is not None and shortest >= tpot:
         raise MlapatchError(
             Exit.USAGE,
             "the measured TPOT is shorter than the cast alone would take",
-            expected=f"more than {seconds(stock)} for {tokens:,} tokens on {card.title}",
+            expected=f"more than {seconds(shortest)} for {tokens:,} tokens on {card.title}",
             found=seconds(tpot),
             next="check --tokens and --gpu, or whether that server casts at all: mlapatch trace FILE",
         )
@@ -69,6 +81,7 @@ def estimate(
             "bandwidth": card.bandwidth,
             "memory": card.memory,
             "cast_rate": card.cast_rate,
+            "assumed": assumed,
         },
         "pool": {
             "tokens": tokens,
@@ -97,12 +110,15 @@ def estimate(
                 "seconds_per_layer": row.layer_seconds,
                 "seconds_per_step": row.step_seconds,
                 "predicted_tpot_seconds": row.tpot,
+                "predicted_tpot_low_seconds": row.low,
+                "predicted_tpot_high_seconds": row.high,
                 "note": row.note,
             }
             for row in rows
         ],
     }
-    return Outcome(data=data, blocks=_blocks(pool, card, live, rows, floor, shadow, tpot, stock, tp, cast is not None))
+    shown = _blocks(pool, card, live, rows, floor, shadow, tpot, stock, tp, cast is not None, assumed)
+    return Outcome(data=data, blocks=shown)
 
 
 def _check(
@@ -152,6 +168,7 @@ def _blocks(
     stock: float,
     tp: int,
     cast_given: bool,
+    assumed: bool,
 ) -> list[Block]:
     model = pool.model
     rate = f"{card.bandwidth / 1e12:.2f} TB/s"
@@ -161,7 +178,11 @@ def _blocks(
     index = f" + {model.index_bytes} index bytes" if model.index_bytes else ""
     pairs = [
         ("model", f"{model.name}: {model.layers} layers x {model.width}{index}, {model.heads // tp or 1} heads a rank"),
-        ("GPU", f"{card.title}, {rate}, {card.memory / 1e9:.0f} GB"),
+        (
+            "GPU",
+            f"{card.title}, {rate}, {card.memory / 1e9:.0f} GB"
+            + (" (assumed: give yours with --gpu)" if assumed else ""),
+        ),
         ("pool", f"{pool.tokens:,} tokens, FP8: {both(pool.raw_bytes)} a rank; tensor parallelism does not divide it"),
         (
             "cast, one layer",
@@ -193,10 +214,36 @@ def _blocks(
             seconds(row.layer_seconds),
             seconds(row.step_seconds),
             size(row.read_bytes),
-            *([] if row.tpot is None else [seconds(row.tpot)]),
+            *([] if row.tpot is None else [_predicted(row)]),
             row.note,
         ]
         for row in rows
     ]
-    notes = ["Patch times are bytes over full bandwidth, so a floor; predictions hold while CUDA graphs are on."]
+    notes = ["Patch times are bytes over full bandwidth, so a floor: with many live tokens they take longer."]
+    if tpot is not None:
+        notes += _of_predictions(card, stock, tpot, cast_given)
     return [Pairs(pairs), Table([*columns, "note"], table, f"For {live:,} live tokens"), Text(notes)]
+
+
+def _predicted(row: paper.Cost) -> str:
+    if row.tpot is None or row.high is None:
+        return ""
+    if row.low is None:
+        return f"at most {seconds(row.high)}"
+    return seconds(row.tpot) if row.low == row.high else f"{seconds(row.low)} to {seconds(row.high)}"
+
+
+def _of_predictions(card: gpus.Gpu, stock: float, tpot: float, cast_given: bool) -> list[str]:
+    """How far a predicted TPOT can be trusted."""
+    rest = "the rest is taken to last as long as before, which holds while CUDA graphs are on."
+    lines = [f"A predicted TPOT is the measured one without the cast, with the patch's floor; {rest}"]
+    narrower = "Give the cast's own time with --measured-cast MS: mlapatch trace FILE has it."
+    if not cast_given and card.cast_rate is None:
+        lines.append(f"Nobody measured the cast on this GPU: it takes {seconds(stock)} or longer. {narrower}")
+    elif not cast_given:
+        off = seconds(paper.CAST_SPREAD * stock)
+        lines.append(
+            f"The cast's time is known to {paper.CAST_SPREAD:.0%} ({seconds(stock)}, {off} more or less) and is "
+            f"{percent(stock / tpot)} of the TPOT, hence the ranges. {narrower}"
+        )
+    return lines

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from mlapatch.measure.shape import ModelShape
 
 FP8, BF16 = 1, 2
+CAST_SPREAD = 0.03
+"""How far a cast may be from the rate that was seen on such a GPU: two measurements on H200s are 2 % apart
+(0.99 and 1.01 TB/s, gpus.py and bench/results/h200_trace_stock.json), and clocks, drivers and grids differ."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one layer moves to make the KV ready and to read it, for some live tokens; times in seconds."""
+    """What one layer moves to make the KV ready and to read it, for some live tokens; times in seconds.
+
+    `tpot` is the predicted one; `low` and `high` are what the cast's uncertain time makes of it, `low` None where the
+    cast's time is a lower bound: what takes longer leaves less.
+    """
 
     name: str
     prepare_bytes: float
@@ -71,6 +78,8 @@ class Cost:
     layer_seconds: float
     step_seconds: float
     tpot: float | None
+    low: float | None
+    high: float | None
     note: str
 
 
@@ -105,22 +114,27 @@ def costs(
 
     `measured` is the stock TPOT in seconds; `measured_cast` its cast time a step, when a trace gave it.
     The cast is taken off and the patch's own traffic put back, at full bandwidth. Where it reads FP8 the
-    rest of attention is assumed to take as long as before.
+    rest of attention is assumed to take as long as before. The cast is most of a stock TPOT, so that a small error of
+    its time is a large one of what remains: a range says so, unless the cast was measured.
     """
     width, layers = pool.model.width, pool.model.layers
     active, compact, native = live * width * (FP8 + BF16), live * width * BF16, live * width * FP8
     stock_step = measured_cast if measured_cast is not None else cast_seconds(pool, gpu) * layers
-    rest = None if measured is None else measured - stock_step
-
-    def cost(name: str, prepare: float, read: float, step: float, note: str) -> Cost:
-        tpot = None if rest is None else rest + step
-        return Cost(name, prepare, read, step / layers, step, tpot, note)
+    error = 0.0 if measured_cast is not None or gpu.cast_rate is None else CAST_SPREAD * stock_step
+    bound = measured_cast is None and gpu.cast_rate is None
 
     def patch(name: str, prepare: float, read: float, note: str) -> Cost:
-        return cost(name, prepare, read, prepare * layers / gpu.bandwidth, note)
+        step = prepare * layers / gpu.bandwidth
+        if measured is None:
+            return Cost(name, prepare, read, step / layers, step, None, None, None, note)
+        rest = measured - stock_step
+        tpot, low, high = (max(rest + off, 0.0) + step for off in (0.0, -error, error))
+        return Cost(name, prepare, read, step / layers, step, tpot, None if bound else low, high, note)
 
+    why = "casts the whole pool, whatever the context"
+    stock_layer = stock_step / layers
     return [
-        cost("stock", pool.cast_bytes, compact, stock_step, "casts the whole pool, whatever the context"),
+        Cost("stock", pool.cast_bytes, compact, stock_layer, stock_step, measured, measured, measured, why),
         patch(
             "gather-cast",
             active,
