@@ -75,13 +75,13 @@ def test_a_measured_cast_replaces_the_estimated_one() -> None:
 def test_an_assumed_cast_gives_a_range_that_holds_what_was_measured() -> None:
     recorded = json.loads((RESULTS / "h200_run6.json").read_bytes())["variants"]
     measured = {name: one["single"]["512"]["tpot_ms"] for name, one in recorded.items() if "single" in one}
-    outcome = estimate(preset="glm-5", gpu="h200", page_size=1, context=512, measured_tpot=measured["stock"])
+    outcome = estimate(preset="glm-5", gpu="h200", context=512, measured_tpot=round(measured["stock"], 2))
     rows = {row["name"]: row for row in cast("list[dict[str, Any]]", outcome.data["patches"])}
     for name in ("active-cast", "gather-cast", "fused-decode"):
         low, high = (rows[name][f"predicted_tpot_{end}_seconds"] * 1e3 for end in ("low", "high"))
         assert low < measured[name] < high
         assert high - low == pytest.approx(2 * CAST_SPREAD * 67.5, rel=0.01)
-    assert rows["stock"]["predicted_tpot_high_seconds"] * 1e3 == pytest.approx(measured["stock"])
+    assert rows["stock"]["predicted_tpot_high_seconds"] * 1e3 == pytest.approx(measured["stock"], abs=0.01)
     low, high = (rows["active-cast"][f"predicted_tpot_{end}_seconds"] * 1e3 for end in ("low", "high"))
     docs = " ".join((RESULTS.parents[1] / "docs" / "measure.md").read_text("utf-8").split())
     where = f"for `active-cast` there at 512 tokens, where {measured['active-cast']:.2f} was measured"
