@@ -527,16 +527,20 @@ def test_dry_run_shows_the_whole_preflight(bench: Bench) -> None:
 
 def test_dry_run_lists_what_it_skips_and_why(bench: Bench) -> None:
     """A command of which the SGLang is not known, and a model that is not here."""
-    outcome = bench.launch(command=["./start.sh", "--model-path", "zai-org/GLM-5"], dry_run=True, force=False)
+    start = bench.folder / "start.sh"
+    start.write_text("#!/bin/sh\n")
+    start.chmod(0o755)
+    outcome = bench.launch(command=[str(start), "--model-path", "zai-org/GLM-5"], dry_run=True, force=False)
     assert outcome.exit is Exit.OK
     found: Any = outcome.data["preflight"]
     skipped = {f["check"]: f["text"] for f in found if f["state"] == "skip"}
     no_sglang = {"sglang", "patches", "guard", "libraries"}
     assert set(skipped) == no_sglang | {"port", "page size", "KV layout"}
-    assert all("which Python it uses" in skipped[check] for check in no_sglang)
+    for check in no_sglang:
+        assert skipped[check].startswith(f"NOT looked at: {start} does not say which Python it uses")
     assert "config.json" in skipped["page size"]
     assert "config.json" in skipped["KV layout"]
-    assert {f["check"] for f in found} == set(skipped) | {"model", "gpus", "tools", "CUDA graphs"}
+    assert {f["check"] for f in found} == set(skipped) | {"command", "model", "gpus", "tools", "CUDA graphs"}
     table = next(block for block in outcome.blocks if isinstance(block, Table))
     assert {(row[1], row[2]) for row in table.rows if row[0] == "skip"} == set(skipped.items())
 
@@ -545,6 +549,30 @@ def test_nothing_to_run(tmp_path: Path) -> None:
     with pytest.raises(MlapatchError) as raised:
         launch(command=[], logs=tmp_path)
     assert raised.value.exit is Exit.USAGE
-    with pytest.raises(MlapatchError) as raised:
-        launch(command=[str(tmp_path / "none")], logs=tmp_path, force=True)
-    assert raised.value.exit is Exit.ENVIRONMENT
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no-such-program", "is no program here"),
+        ("no-such-folder/python", "is no program here"),
+        ("python3.99", "is no program here"),
+        ("notes.txt", "may not run it"),
+    ],
+)
+def test_a_program_that_is_not_there(bench: Bench, name: str, words: str, dry_run: bool, force: bool) -> None:
+    """The dry run says what the start would find, and --force promises nothing."""
+    (bench.folder / "notes.txt").touch()
+    word = str(bench.folder / name) if name == "notes.txt" else name
+    outcome = bench.launch(command=[word, "-m", "sglang.launch_server"], dry_run=dry_run, force=force)
+    assert outcome.exit is Exit.ENVIRONMENT
+    found: Any = outcome.data["preflight"]
+    (finding,) = [f for f in found if f["check"] == "command"]
+    assert finding["state"] == "fail"
+    assert finding["text"].startswith(word)
+    assert words in finding["text"]
+    assert "executable" in finding["next"]
+    assert "--force cannot start it either" in " ".join(map(str, outcome.blocks))
+    assert not (bench.folder / "logs").exists()

@@ -70,11 +70,12 @@ def launch(
         return patch_facts(sglang, python or exe, patches, require, guard)
 
     if command is not None:
-        chosen = sglang is not None or python is not None or bool(require)
-        plan = of_command(command, facts=facts, chosen=chosen, sglang=sglang is not None)
+        chosen = sglang is not None or python is not None
+        plan = of_command(command, facts=facts, chosen=chosen, sglang=sglang is not None, required=bool(require))
     else:
         plan = of_script(script or default_script(), arguments, facts=facts, sglang=sglang is not None)
-    context = Context(plan.options, plan.environment, plan.facts, gpu_state.look(plan.environment))
+    gpus = gpu_state.look(plan.environment)
+    context = Context(plan.options, plan.environment, plan.facts, gpus, command=plan.said)
     findings = run_checks(context, (*CHECKS, *FIT_CHECKS))
     refused = preflight.refusal(findings, force)
     if dry_run or refused is not None:
@@ -82,9 +83,11 @@ def launch(
     for finding in findings:
         if finding.state in (WARN, FAIL):
             tell(f"{'forced past' if finding.state == FAIL else 'warning'}: {finding.check}: {finding.text}")
+    if plan.facts is None:
+        tell(f"warning: sglang, patches, guard: {context.unseen}")
     timing = replace(timing or Timing(), patience=dict(patience or {}))
     name = name or plan.name
-    kept = keeping(keep, db, "launch", set_up(plan, context.gpus, name), label, needed=False)
+    kept = keeping(keep, db, "launch", set_up(plan, gpus, name), label, needed=False)
     tree, record, secrets = _start(plan, logs, name)
     tell(f"started pid {record.pid}; log {record.log}")
     log = LogTail(Path(record.log), Transcript(known=plan.options.facts))

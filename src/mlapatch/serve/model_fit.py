@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 from mlapatch.jsontext import size_in
 from mlapatch.model_config import text_part
 from mlapatch.serve.libraries import FLASHINFER, KERNELS
-from mlapatch.serve.preflight import FAIL, NO_SGLANG, OK, SKIP, WARN, Context, Finding
+from mlapatch.serve.preflight import FAIL, OK, SKIP, WARN, Context, Finding
 from mlapatch.serve.server_options import dsa_prefix
 
 _FORCED_PAGES = {"flashmla": 64, "trtllm_mla": 64, "cutlass_mla": 128}
@@ -94,7 +94,7 @@ def libraries(context: Context) -> Iterable[Finding]:
     """The libraries are there, and match each other and the release."""
     facts = context.patches
     if facts is None:
-        return [Finding("libraries", SKIP, NO_SGLANG)]
+        return [Finding("libraries", SKIP, context.unseen)]
     found = [Finding("libraries", FAIL, text, next="mlapatch doctor") for text in facts.library_problems]
     for gone in facts.missing:
         state = FAIL if _needed(gone.name, context) else WARN

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.serve import redact
+from mlapatch.serve.command import Command, is_python
 from mlapatch.serve.gpu_state import GpuState
 from mlapatch.serve.preflight import PatchFacts
 from mlapatch.serve.ranks import Layout
@@ -32,6 +33,7 @@ class Plan:
     environment: dict[str, str]
     options: ServerOptions
     facts: PatchFacts | None
+    said: Command
 
     @property
     def applied(self) -> list[str]:
@@ -48,27 +50,32 @@ Facts = Callable[[str | None], PatchFacts]
 """What is known of the SGLang that an interpreter (None: the default one) would import."""
 
 
-def of_command(command: Sequence[str], *, facts: Facts, chosen: bool, sglang: bool = False) -> Plan:
+def of_command(
+    command: Sequence[str], *, facts: Facts, chosen: bool, sglang: bool = False, required: bool = False
+) -> Plan:
     """A command of the user's own.
 
     Its SGLang is looked at where the user chose one, or else where the command names its Python and that has one.
-    `sglang`: the user chose it by its path.
+    `sglang`: the user chose it by its path. `required`: patches are, so that an SGLang there must be.
     """
     if not command:
         raise MlapatchError(Exit.USAGE, "launch --command needs a command", next="mlapatch launch --command -- CMD...")
     words, environment = list(command), dict(os.environ)
+    said = Command.of(words, environment)
     known: PatchFacts | None = None
-    if chosen:
-        known = facts(None)
-    elif Path(words[0]).name.startswith("python"):
+    if not chosen and is_python(words[0]):
         try:
             known = facts(words[0])
         except MlapatchError as error:
-            if error.exit is not Exit.ENVIRONMENT:
+            if required or error.exit is not Exit.ENVIRONMENT:
                 raise
+            why = f" ({error.found})" if error.found else ""
+            said = replace(said, refusal=f"{error.what}{why}" if said.program else "", hint=error.next)
+    elif chosen or required:
+        known = facts(None)
     if known is not None and sglang:
         _import_from(known, environment)
-    return Plan(words, environment, ServerOptions.of(words), known)
+    return Plan(words, environment, ServerOptions.of(words), known, said)
 
 
 def of_script(path: Path, arguments: Sequence[str], *, facts: Facts, sglang: bool = False) -> Plan:
@@ -83,7 +90,8 @@ def of_script(path: Path, arguments: Sequence[str], *, facts: Facts, sglang: boo
         environment.setdefault("PYTHON", known.python)
     words = ["bash", str(path), *arguments]
     shown = _ask_script(path, words, environment)
-    return Plan(words, environment, ServerOptions.of(shown if shown is not None else words), known)
+    options = ServerOptions.of(shown if shown is not None else words)
+    return Plan(words, environment, options, known, Command.of(words, environment))
 
 
 def _import_from(known: PatchFacts, environment: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ import psutil
 
 from mlapatch.exits import Exit
 from mlapatch.jsontext import parsed_object
+from mlapatch.serve.command import Command
 from mlapatch.serve.gpu_state import GpuState
 from mlapatch.serve.libraries import Missing
 from mlapatch.serve.ports import listener
@@ -21,16 +22,16 @@ from mlapatch.serve.server_options import ServerOptions
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 _MODEL = "--model-path (MODEL_PATH) names the folder that holds the model's config.json"
-NO_SGLANG = "not looked at: the command does not say which Python it uses, or that has no SGLang"
+_REQUIRED = "--force does not go past --require"
 IDLE_BYTES = 1 << 30
 """What a GPU may hold and still count as idle: contexts of a driver, a display, a persistence daemon."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's answer. `exit` counts where state is `fail`; 4 cannot be forced, 5 can unless `demanded`.
+    """One check's answer. `exit` counts where state is `fail`; 4 cannot be forced, 5 can.
 
-    `demanded`: the user asked to be refused (--require), which --force does not take back.
+    `firm`: why --force does not go past this one all the same.
     """
 
     check: str
@@ -38,12 +39,12 @@ class Finding:
     text: str
     exit: Exit = Exit.ENVIRONMENT
     next: str = ""
-    demanded: bool = False
+    firm: str = ""
 
     @property
     def forceable(self) -> bool:
         """Whether --force goes past it."""
-        return self.exit is not Exit.REFUSED and not self.demanded
+        return self.exit is not Exit.REFUSED and not self.firm
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`."""
@@ -94,6 +95,18 @@ class Context:
     patches: PatchFacts | None = None
     gpus: Sequence[GpuState] | None = None
     page_size: int | None = None
+    command: Command = field(default_factory=Command)
+
+    @property
+    def unseen(self) -> str:
+        """Why nothing is known of the SGLang that will run, and so neither of patches nor of the guard."""
+        said = self.command
+        if said.refusal:
+            return f"NOT looked at: {said.name} is {said.program}; {said.refusal}"
+        if said.name and not said.program:
+            return f"NOT looked at: there is no program {said.name}"
+        which = f"{said.name or 'the command'} does not say which Python it uses"
+        return f"NOT looked at: {which}; --python EXE or --sglang PATH name an SGLang to look at"
 
     def config(self) -> dict[str, Any] | None:
         """The model's config.json, or None where it is not on this machine."""
@@ -123,16 +136,34 @@ def refused_because(findings: Sequence[Finding]) -> str:
     """Why it is refused, and whether --force helps; what cannot be forced comes first."""
     failed = [finding for finding in findings if finding.state == FAIL]
     first = min(failed, key=lambda finding: (finding.exit is not Exit.REFUSED, finding.forceable))
-    force = "; --force starts it all the same" if first.forceable else ""
-    return f"{first.check}: {first.text}{'; --force does not go past --require' if first.demanded else force}"
+    force = "--force starts it all the same" if first.forceable else first.firm
+    return f"{first.check}: {first.text}{f'; {force}' if force else ''}"
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
+def command(context: Context) -> Iterable[Finding]:
+    """What is to be started is there: the start itself would find out, but a dry run would not."""
+    said = context.command
+    if not said.name:
+        return [Finding("command", SKIP, "nothing is to be started")]
+    if said.program:
+        return [Finding("command", OK, f"{said.name} is {said.program}" if said.name != said.program else said.name)]
+    why = "is there, but this user may not run it" if Path(said.name).exists() else "is no program here"
+    where = "" if "/" in said.name else ", or that its folder is on PATH"
+    hint, firm = f"check the path and that it is executable{where}", "--force cannot start it either"
+    return [Finding("command", FAIL, f"{said.name} {why}", next=hint, firm=firm)]
+
+
 def target(context: Context) -> Iterable[Finding]:
     """Which SGLang would be started, and whether another one could be."""
-    facts = context.patches
+    facts, said = context.patches, context.command
     if facts is None:
-        return [Finding("sglang", SKIP, NO_SGLANG)]
+        if said.refusal and said.starts_sglang:
+            return [Finding("sglang", FAIL, f"{said.name} is {said.program}; {said.refusal}", next=said.hint)]
+        return [Finding("sglang", SKIP, context.unseen)]
+    if said.starts_sglang and facts.package is not None and not said.is_in(facts.package):
+        text = f"SGLang {facts.sglang} in {facts.package} has no module {said.module}"
+        return [Finding("sglang", FAIL, text, next=f"{said.name} -m sglang.launch_server")]
     found = [Finding("sglang", OK, f"{facts.sglang or 'unknown version'} in {facts.package}")]
     return found + [Finding("sglang", WARN, note) for note in facts.notes]
 
@@ -141,13 +172,13 @@ def patches(context: Context) -> Iterable[Finding]:
     """Patches as declared: every required one applied, none lost or half there."""
     facts = context.patches
     if facts is None:
-        return [Finding("patches", SKIP, NO_SGLANG)]
+        return [Finding("patches", SKIP, context.unseen)]
     found = []
     for name in facts.required:
         verdict, reason = facts.verdicts.get(name, ("unknown", "no such patch"))
         if verdict != "applied":
             text = f"{name} is required and is {verdict}: {reason}"
-            found.append(Finding("patches", FAIL, text, next=f"mlapatch apply {name}", demanded=True))
+            found.append(Finding("patches", FAIL, text, next=f"mlapatch apply {name}", firm=_REQUIRED))
     applied = sorted({name for file in facts.files for name in file.patches})
     for name, (verdict, reason) in facts.verdicts.items():
         wrong = verdict in ("lost", "edited") or (verdict == "unsupported" and name in applied)
@@ -161,7 +192,7 @@ def guard(context: Context) -> Iterable[Finding]:
     """Earlier local edits untouched."""
     facts = context.patches
     if facts is None:
-        return [Finding("guard", SKIP, NO_SGLANG)]
+        return [Finding("guard", SKIP, context.unseen)]
     if facts.guard == "none":
         return [Finding("guard", SKIP, "this start does not ask it")]
     if facts.guard == "clean":
@@ -269,4 +300,4 @@ def tools(context: Context) -> Iterable[Finding]:
     return found or [Finding("tools", OK, "ninja and nvcc are here")]
 
 
-CHECKS: tuple[Check, ...] = (target, patches, guard, model, port, gpus, tools)
+CHECKS: tuple[Check, ...] = (command, target, patches, guard, model, port, gpus, tools)
