@@ -230,6 +230,17 @@ def test_compare_says_what_changed_and_when_it_must_not(tmp_path: Path) -> None:
     assert compare(a="stock", b="unknown", db=db).data["comparable"] is False
 
 
+def test_a_verify_that_took_less_time_is_no_better(tmp_path: Path) -> None:
+    with Store(tmp_path / "db") as store:
+        for spent in (20.0, 10.0):
+            found = Metric("active-cast", "seconds", "s", "lower", (spent,)).as_dict()
+            store.finish(
+                store.start("verify", {}), {"metrics": [found], "outcome": {"active-cast": {"result": "pass"}}}
+            )
+    data: Any = compare(a="1", b="2", db=tmp_path / "db").data
+    assert [change["verdict"] for change in data["pairs"][0]["changes"]] == ["changed"]
+
+
 def test_labels_compare_every_kind_that_both_have(tmp_path: Path) -> None:
     fill(tmp_path / "db", tmp_path, layers=4)
     data: Any = compare(a="stock", b="patched", db=tmp_path / "db").data
