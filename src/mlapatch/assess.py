@@ -278,8 +278,8 @@ def _with_history(found: Assessment, patch: Patch, judgement: Judgement) -> Judg
     return judgement.but(judgement.verdict, f"{history}; {judgement.reason}", judgement.next)
 
 
-def as_json(found: Assessment, guard: Mapping[str, object]) -> dict[str, object]:
-    """`status --json`."""
+def as_json(found: Assessment, guard: Mapping[str, object], inside: Mapping[str, int]) -> dict[str, object]:
+    """`status --json`. `inside`: by target file, in how many places lines of patches were changed by hand."""
     target = found.target
     return {
         "sglang": {
@@ -291,7 +291,12 @@ def as_json(found: Assessment, guard: Mapping[str, object]) -> dict[str, object]
             "others": [str(path) for path in target.others],
         },
         "targets": [
-            {"path": f.relative, "sha256": f.sha256, "state": f.state(bool(found.applied(f.relative)))}
+            {
+                "path": f.relative,
+                "sha256": f.sha256,
+                "state": f.state(bool(found.applied(f.relative))),
+                "changed_inside": inside.get(f.relative, 0),
+            }
             for f in found.files.values()
         ],
         "patches": [judgement.as_dict() for judgement in found.judgements.values()],

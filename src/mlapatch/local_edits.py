@@ -112,3 +112,21 @@ class LocalEdits:
 
         file = file or File(path, self.found.target.file(path), data, entry, "")
         return unpatched(self.found, file).base
+
+
+def inside_patches(found: Assessment, file: File) -> int:
+    """In how many places lines that a patch changed were changed by hand since: `revert` refuses then.
+
+    0 also where nothing says what the patches left (no state folder), or none of them is applied as it should be.
+    """
+    entry = file.entry
+    if entry is None or entry.after == file.sha256 or not set(entry.patches) & set(found.applied(file.relative)):
+        return 0
+    journal = Journal(found.target.state_folder)
+    base, after = journal.object(entry.base), journal.object(entry.after)
+    if base is None or after is None:
+        return 0
+    from mlapatch.engine.merge import Conflict, merge
+
+    merged = merge(after, file.data, base)
+    return merged.count if isinstance(merged, Conflict) else 0

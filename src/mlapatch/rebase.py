@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlapatch.assess import Assessment, File, kept_patch
@@ -47,6 +48,16 @@ def present_patches(found: Assessment, file: File) -> dict[str, Patch]:
     return patches
 
 
+@contextlib.contextmanager
+def before_writing() -> Iterator[None]:
+    """Around step 1 of a verb that writes: a refusal says that nothing was written, which others never do."""
+    try:
+        yield
+    except MlapatchError as error:
+        error.what += "; nothing was written"
+        raise
+
+
 def unpatched(found: Assessment, file: File) -> Unpatched:
     """Step 1. MlapatchError (exit 4) where the user changed lines that a patch changed too."""
     present = present_patches(found, file)
@@ -57,7 +68,7 @@ def unpatched(found: Assessment, file: File) -> Unpatched:
     if isinstance(merged, Conflict):
         raise MlapatchError(
             Exit.REFUSED,
-            f"lines inside the edits of {', '.join(present)} were changed by hand; nothing was written",
+            f"lines inside the edits of {', '.join(present)} were changed by hand",
             where=str(file.path),
             expected="changes outside the patch's own lines (they are kept)",
             found=f"{merged.count} conflict(s)",
@@ -69,7 +80,7 @@ def unpatched(found: Assessment, file: File) -> Unpatched:
         if left and left.verdict is Verdict.APPLIED:
             raise MlapatchError(
                 Exit.REFUSED,
-                f"taking {patch.name} out would not remove it; nothing was written",
+                f"taking {patch.name} out would not remove it",
                 where=str(file.path),
                 found=left.reason,
                 next="mlapatch status",

@@ -93,6 +93,35 @@ def test_a_conflict_shows_both_sides_and_changes_nothing(site: SiteFactory) -> N
     here.ok("revert", *FROM)
 
 
+def test_a_comment_inside_the_edits_is_said_before_revert_refuses(site: SiteFactory) -> None:
+    here = site("0.5.9")
+    here.ok("apply", "active-cast")
+    assert "changed by hand" not in here.ok("status").out
+    applied = here.bytes
+    here.edit("            decode=True,", "            decode=True,  # mine")
+    done = here.ok("status", "--require", "active-cast")
+    told = "lines inside the edits of active-cast were changed by hand in 1 place(s) of srt/layers/attention/"
+    assert told in done.out
+    assert "mlapatch revert --dry-run shows the lines" in done.out
+    files = {one["path"]: one["changed_inside"] for one in here.ok("status", "--json").json["targets"]}
+    assert sorted(files.values()) == [0, 1]
+    assert here("revert").code == 4
+    here.backend.write_bytes(applied + b"# at the end\n")
+    assert "changed by hand" not in here.ok("status").out
+    here.ok("revert")
+
+
+def test_what_never_writes_does_not_say_that_nothing_was_written(site: SiteFactory) -> None:
+    here = site("0.5.9")
+    here.ok("apply", "active-cast")
+    here.edit("            decode=True,", "            decode=True,  # mine")
+    for verb in (("diff", "active-cast"), ("guard", "check", "--json"), ("status",)):
+        done = here.run(*verb, "--sglang", here.folder)
+        assert "changed by hand" in done.out + done.err
+        assert "nothing was written" not in done.out + done.err
+    assert "were changed by hand; nothing was written" in here("revert").err
+
+
 def test_code_changed_inside_the_edits_is_edited(site: SiteFactory) -> None:
     here = site("0.5.9")
     here.ok("apply", "active-cast")

@@ -17,7 +17,7 @@ from mlapatch.install.journal import Change, Journal
 from mlapatch.install.target import Target, find_target
 from mlapatch.install.write import sha256
 from mlapatch.outcome import Block, Diff, Outcome, Text, Warn
-from mlapatch.rebase import change_to, misfit_error, unpatched
+from mlapatch.rebase import before_writing, change_to, misfit_error, unpatched
 from mlapatch.selection import choose
 
 
@@ -136,7 +136,8 @@ def _changes(found: Assessment, wanted: Sequence[Patch]) -> list[Change]:
     changes = []
     for relative in dict.fromkeys(patch.target for patch in wanted):
         file = found.files[relative]
-        clean = unpatched(found, file)
+        with before_writing():
+            clean = unpatched(found, file)
         together = {**clean.patches, **{patch.name: patch for patch in wanted if patch.target == relative}}
         changes.append(change_to(found, file, clean, list(together.values())))
     return changes

@@ -13,7 +13,7 @@ from mlapatch.install.journal import Change, Journal
 from mlapatch.install.target import find_target
 from mlapatch.install.write import sha256
 from mlapatch.outcome import Block, Diff, Outcome, Text, Warn
-from mlapatch.rebase import change_to, unpatched
+from mlapatch.rebase import before_writing, change_to, unpatched
 
 
 def revert(
@@ -79,7 +79,8 @@ def _changes(found: Assessment, names: Sequence[str] | None) -> list[tuple[Chang
     """Per file: the change, the patches that go, and the file as it was."""
     changes = []
     for file in found.files.values():
-        clean = unpatched(found, file)
+        with before_writing():
+            clean = unpatched(found, file)
         gone = [name for name in clean.patches if not names or name in names]
         lost = [name for name in (file.entry.patches if file.entry else ()) if name not in clean.patches]
         if gone or (lost and (not names or set(lost) & set(names))):

@@ -12,6 +12,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.guard import GuardReport, guard_state
 from mlapatch.install.target import find_target
+from mlapatch.local_edits import inside_patches
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
 
 
@@ -35,12 +36,14 @@ def status(
     found = assess(target, catalogue, machine_of(target, gpu=gpu, sm=sm))
     guard = _guard(found)
     missing = [name for name in required if found.judgements[name].verdict is not Verdict.APPLIED]
-    data = as_json(found, guard.as_json())
+    inside = {file.relative: inside_patches(found, file) for file in found.files.values()}
+    data = as_json(found, guard.as_json(), inside)
     if required:
         data["required"] = {"patches": required, "missing": missing}
     blocks: list[Block] = [Warn(note) for note in target.notes]
     blocks += [_head(found, guard), _table(found)]
     blocks += [Text((f"next for {j.patch}: {j.next}",)) for j in found.judgements.values() if _wants_a_word(j.verdict)]
+    blocks += [Text((_inside(found, relative, count),)) for relative, count in inside.items() if count]
     differs = False
     if expect is not None:
         shown, compared, differs = _compared(found, expect)
@@ -66,6 +69,14 @@ def _compared(found: Assessment, expect: str) -> tuple[list[Block], dict[str, ob
     else:
         blocks.append(Text(("the digest is the expected one",), style="green"))
     return blocks, told.as_dict(), bool(told.difference)
+
+
+def _inside(found: Assessment, relative: str, count: int) -> str:
+    names = ", ".join(found.applied(relative))
+    return (
+        f"lines inside the edits of {names} were changed by hand in {count} place(s) of {relative}: the postconditions "
+        "hold, and revert and diff will refuse; mlapatch revert --dry-run shows the lines"
+    )
 
 
 def _wants_a_word(verdict: Verdict) -> bool:

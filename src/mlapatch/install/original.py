@@ -20,7 +20,7 @@ def original_bytes(target: Target, relative: str) -> bytes:
     if not recorded or target.version is None:
         raise MlapatchError(
             Exit.ENVIRONMENT,
-            "the state is gone, and nothing proves what the original file was; nothing was written",
+            "the state is gone, and nothing proves what the original file was",
             where=str(target.file(relative)),
             expected="a wheel's RECORD or a git checkout",
             found=f"a {target.install} without either",
@@ -33,7 +33,7 @@ def original_bytes(target: Target, relative: str) -> bytes:
     if sha256(data) != recorded:
         raise MlapatchError(
             Exit.ENVIRONMENT,
-            "the wheel on the index is not the one that was installed; nothing was written",
+            "the wheel on the index is not the one that was installed",
             where=path,
             expected=f"sha256 {recorded[:16]} (RECORD)",
             found=f"sha256 {sha256(data)[:16]}",
