@@ -139,7 +139,12 @@ def test_the_keys_of_check(mlapatch_: Command, install_tree: TreeFactory) -> Non
 def test_the_keys_of_kept_runs(mlapatch_: Command, tmp_path: Path) -> None:
     db = tmp_path / "runs.db"
     fill(db, tmp_path)
-    assert keys(mlapatch_("runs", "--db", db, "--json")) == documented("runs") - {"added", "exported", "file"}
+    assert keys(mlapatch_("runs", "--db", db, "--json")) == documented("runs") - {
+        "added",
+        "deleted",
+        "exported",
+        "file",
+    }
     export = mlapatch_("runs", "--export", tmp_path / "all.jsonl", "--db", db, "--json")
     assert keys(export) <= documented("runs")
     assert keys(mlapatch_("compare", "stock", "patched", "--db", db, "--json")) == documented("compare")

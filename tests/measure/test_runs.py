@@ -230,6 +230,27 @@ def test_compare_says_what_changed_and_when_it_must_not(tmp_path: Path) -> None:
     assert compare(a="stock", b="unknown", db=db).data["comparable"] is False
 
 
+def test_runs_are_deleted_by_number_all_or_none(tmp_path: Path) -> None:
+    db = tmp_path / "db"
+    with Store(db) as store:
+        for label in ("a", "b", "a", ""):
+            store.finish(store.start("bench", {}, label), {})
+        store.start("bench", {})
+        left = [run.id for run in store.all()]
+    for wrong, said in (("a", "number 'a'"), ("9", "number '9'"), ("last", "number 'last'"), ("5", "is not over yet")):
+        with pytest.raises(MlapatchError, match=said) as caught:
+            runs(delete=["1", wrong], db=db)
+        assert caught.value.exit is Exit.USAGE
+        with Store(db) as store:
+            assert [run.id for run in store.all()] == left
+    assert runs(delete=["1", "3", "1"], db=db).data["deleted"] == [1, 3]
+    with Store(db) as store:
+        assert [run.id for run in store.all()] == [5, 4, 2]
+        assert store.start("bench", {}) == 6, "a number is never given again"
+    with pytest.raises(MlapatchError, match="goes with nothing else"):
+        runs(delete=["2"], kind="bench", db=db)
+
+
 def test_a_verify_that_took_less_time_is_no_better(tmp_path: Path) -> None:
     with Store(tmp_path / "db") as store:
         for spent in (20.0, 10.0):

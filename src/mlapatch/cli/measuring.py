@@ -224,6 +224,9 @@ def _runs(
     take_in: Annotated[
         Path | None, typer.Option("--import", metavar="FILE", help="Add runs that were exported elsewhere.")
     ] = None,
+    delete: Annotated[
+        list[str] | None, typer.Option("--delete", metavar="N", help="Delete a run by its number. Repeatable.")
+    ] = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -234,7 +237,7 @@ def _runs(
     from mlapatch.commands.runs import runs
 
     run_verb(
-        lambda: runs(run=run, kind=kind, limit=limit, export=export, take_in=take_in, db=db),
+        lambda: runs(run=run, kind=kind, limit=limit, export=export, take_in=take_in, delete=delete or (), db=db),
         as_json=as_json and str(export) != "-",
         keeps=True,
     )

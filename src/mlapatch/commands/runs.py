@@ -17,6 +17,7 @@ from mlapatch.measure.runs import KINDS, Run, Store
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -27,10 +28,20 @@ def runs(
     limit: int = 30,
     export: Path | None = None,
     take_in: Path | None = None,
+    delete: Sequence[str] = (),
     db: Path | None = None,
 ) -> Outcome:
-    """List runs, show one, export all as JSON lines, or take in an export."""
+    """List runs, show one, export all as JSON lines, take in an export, or delete some."""
+    if delete and (run or kind or export or take_in):
+        raise MlapatchError(Exit.USAGE, "--delete goes with nothing else", next="mlapatch runs --delete 3 --delete 4")
     with Store(db) as store:
+        if delete:
+            gone = store.delete(delete)
+            names = ", ".join(f"{one.kind} {one.title}" for one in gone)
+            return Outcome(
+                data={"db": str(store.path), "deleted": [one.id for one in gone]},
+                blocks=[Text([f"Deleted from {store.path}: {names}"])],
+            )
         if take_in is not None:
             added = store.add(_read(take_in))
             return Outcome(data={"added": added}, blocks=[Text([f"{added} new runs in {store.path}"])])

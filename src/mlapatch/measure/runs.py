@@ -6,7 +6,6 @@ run marked as unfinished and everything else as it was.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sqlite3
@@ -19,16 +18,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from mlapatch import __version__
 from mlapatch.disk import make_folder
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
-from mlapatch.jsontext import parsed_object
+from mlapatch.measure.cells import object_in, text, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 BUSY_SECONDS = 30.0
 KINDS = ("bench", "profile", "trace", "launch", "verify")
@@ -233,7 +230,7 @@ class Store:
             cursor = self._db.execute(
                 "INSERT INTO runs (uid, kind, label, status, started, host, pid, mlapatch, setup, result) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, '{}')",
-                (*values, _json(setup)),
+                (*values, written(setup)),
             )
         return int(cursor.lastrowid or 0)
 
@@ -244,7 +241,7 @@ class Store:
         with self._writing():
             self._db.execute(
                 "UPDATE runs SET status = ?, finished = ?, result = ?, setup = coalesce(?, setup) WHERE id = ?",
-                (status, now(), _json(result), None if setup is None else _json(setup), run),
+                (status, now(), written(result), None if setup is None else written(setup), run),
             )
 
     def all(self, kind: str | None = None, limit: int | None = None) -> list[Run]:
@@ -289,54 +286,56 @@ class Store:
         with self._writing():
             for run in runs:
                 row = [
-                    _text(run.get(k) or "") for k in ("uid", "kind", "label", "status", "started", "finished", "host")
+                    text(run.get(k) or "") for k in ("uid", "kind", "label", "status", "started", "finished", "host")
                 ]
                 pid = run.get("pid")
-                row += [str(pid if isinstance(pid, int) and 0 < pid < 1 << 31 else 0), _text(run.get("mlapatch") or "")]
+                row += [str(pid if isinstance(pid, int) and 0 < pid < 1 << 31 else 0), text(run.get("mlapatch") or "")]
                 cursor = self._db.execute(
                     "INSERT OR IGNORE INTO runs (uid, kind, label, status, started, finished, host, pid, mlapatch, "
                     "setup, result) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         *row,
-                        *(_json(found if isinstance(found := run.get(k), dict) else {}) for k in ("setup", "result")),
+                        *(written(found if isinstance(found := run.get(k), dict) else {}) for k in ("setup", "result")),
                     ),
                 )
                 added += cursor.rowcount
         return added
+
+    def delete(self, numbers: Sequence[str]) -> list[Run]:
+        """Delete runs, all of them or none; a label could mean more than one, so that only numbers are taken.
+
+        Raises:
+            MlapatchError: one is not there, or is not over yet (exit 2).
+        """
+        with self._writing():
+            there = {str(run.id): run for run in self.all()}
+            for number in numbers:
+                if number not in there:
+                    label = next((run for run in there.values() if run.label == number), None)
+                    what = f"no run has the number {number!r}"
+                    then = f"mlapatch runs --delete {label.id}" if label else "mlapatch runs"
+                    found = label.title if label else ", ".join(run.title for run in [*there.values()][:8]) or "none"
+                    raise MlapatchError(Exit.USAGE, what, where=str(self.path), found=found, next=then)
+                if there[number].state == "running":
+                    what = f"run {number} is not over yet"
+                    raise MlapatchError(Exit.USAGE, what, where=str(self.path), next="wait for it, or interrupt it")
+            chosen = [there[number] for number in dict.fromkeys(numbers)]
+            self._db.executemany("DELETE FROM runs WHERE id = ?", [(run.id,) for run in chosen])
+        return chosen
 
 
 def _starts(run: Run, name: str) -> bool:
     return len(name) >= 4 and run.uid.startswith(name)
 
 
-def _json(value: dict[str, Any]) -> str:
-    try:
-        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-    except TypeError:  # an argument that is no UTF-8, a number beyond 64 bits
-        return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "replace").decode()
-
-
 def _run(row: tuple[Any, ...]) -> Run:
     values: dict[str, Any] = dict(zip(_COLUMNS.split(", "), row, strict=True))
     for key in ("uid", "kind", "label", "status", "started", "host", "mlapatch"):
-        values[key] = _text(values[key])
-    values["finished"] = None if values["finished"] is None else _text(values["finished"])
+        values[key] = text(values[key])
+    values["finished"] = None if values["finished"] is None else text(values["finished"])
     values["pid"] = values["pid"] if isinstance(values["pid"], int) else 0
-    values |= {key: _object(values[key]) for key in ("setup", "result")}
+    values |= {key: object_in(values[key]) for key in ("setup", "result")}
     return Run(**values)
-
-
-def _text(cell: object) -> str:
-    """What SQLite lets stand in a column of text, whatever it was declared."""
-    return cell.decode("utf-8", "backslashreplace") if isinstance(cell, bytes) else str(cell)
-
-
-def _object(cell: object) -> dict[str, Any]:
-    """A run's set-up or result; where it is damaged, a result that says so: other runs can be read all the same."""
-    try:
-        return parsed_object(_text(cell))
-    except ValueError as error:
-        return {"error": f"this part of the run is damaged: {error}"}
 
 
 def now() -> str:
