@@ -258,8 +258,22 @@ def _interpreter(target: Target, device: Device) -> str:
         where=target.python,
         expected=f"an interpreter with {needs}",
         found=f"without {missing}" if missing else "an interpreter that does not run",
-        next="pip install torch triton numpy, or --python an interpreter that has them; without a GPU: --device cpu",
+        next=_way_to(device, missing.split(", ")),
     )
+
+
+#: What has each module, for pip.
+_PROJECTS = {"torch": "torch", "triton": "triton", "flashinfer": "flashinfer-python"}
+
+
+def _way_to(device: Device, missing: Collection[str]) -> str:
+    """What to type where an interpreter lacks something (''; it did not run, and nothing is known)."""
+    needed = [name for name in _PROJECTS if device == "cuda" or name != "flashinfer"]
+    wanted = [_PROJECTS[name] for name in needed if name in missing or not any(missing)]
+    wanted += ["numpy"] if "torch" in wanted else []
+    ways = [f"pip install {' '.join(wanted)}, or --python an interpreter that has them"] if wanted else []
+    ways += ["where torch sees no GPU: --device cpu"] if device == "cuda" else []
+    return "; ".join(ways)
 
 
 def _outcome(verified: Sequence[Verified], target: Target, device: Device, kept: Kept) -> Outcome:
