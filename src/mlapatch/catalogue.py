@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,16 @@ class Catalogue:
         """The patch of that name; MlapatchError with the nearest name (exit 2) where there is none."""
         if name in self.patches:
             return self.patches[name]
-        near = get_close_matches(name, self.patches, n=1, cutoff=0.4)
+        near = get_close_matches(name.lower(), self.patches, n=1, cutoff=0.4)
+        together = [part for part in re.split(r"[,;\s]+", name) if part]
+        if len(together) > 1:
+            raise MlapatchError(
+                Exit.USAGE,
+                f"there is no patch '{name}'; names are separated by spaces",
+                expected=", ".join(sorted(self.patches)),
+                found=name,
+                next=f"the same command with {' '.join(together)}",
+            )
         raise MlapatchError(
             Exit.USAGE,
             f"there is no patch '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""),

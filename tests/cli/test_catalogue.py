@@ -38,11 +38,19 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 
 
 TYPED = {
+    "ACTIVE-CAST": "active-cast",
     "gather_cast": "gather-cast",
     "active": "active-cast",
     "fp8plan": "fp8-plan",
     "profil-decode": "profile-decode",
 }
+
+
+def test_names_that_are_joined_by_commas(mlapatch_: Command) -> None:
+    done = mlapatch_("apply", "active-cast,profile-decode")
+    assert done.code == 2
+    assert "there is no patch 'active-cast,profile-decode'; names are separated by spaces" in done.err
+    assert "  next: the same command with active-cast profile-decode" in done.err
 
 
 @pytest.mark.parametrize(("typed", "near"), TYPED.items())
