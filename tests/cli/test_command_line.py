@@ -54,6 +54,15 @@ def test_a_wrong_command_line_ends_with_what_to_type(
     assert last.startswith(f"  next: {following}")
 
 
+@pytest.mark.parametrize("option", ["--sglang", "--python", "--patches"])
+def test_an_empty_place_is_not_the_working_folder(mlapatch_: Command, option: str) -> None:
+    for words in ((option, ""), (f"{option}=",)):
+        done = mlapatch_("guard", "check", *words)
+        assert (done.code, done.out) == (2, "")
+        assert f"error: {option} is empty" in done.err
+        assert "  next: mlapatch guard check --help" in done.err
+
+
 def test_what_stands_after_two_dashes_asks_for_no_json(mlapatch_: Command) -> None:
     done = mlapatch_("launch", "--bogus", "--", "--json")
     assert (done.code, done.out) == (2, "")

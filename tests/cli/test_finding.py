@@ -136,3 +136,30 @@ def test_an_editable_install(checkout: Site, tmp_path: Path) -> None:
     found = sglang_of(done)
     assert (found["install"], found["version"], found["flashinfer"]) == ("editable", "0.5.10", "0.6.12")
     assert {target["state"] for target in done.json["targets"]} == {"pristine"}
+
+
+def test_a_program_that_is_no_python(mlapatch_: Command, tmp_path: Path) -> None:
+    done = mlapatch_("status", "--python", "/bin/true")
+    assert done.code == 5
+    assert "found: a program that does not answer as Python does" in done.err
+    done = mlapatch_("status", "--python", tmp_path)
+    assert done.code == 5
+    assert "found: a folder: --sglang takes folders" in done.err
+
+
+def test_a_wheel_is_to_be_unpacked(mlapatch_: Command, tmp_path: Path) -> None:
+    wheel = tmp_path / "sglang-0.5.9-py3-none-any.whl"
+    wheel.write_bytes(b"PK")
+    done = mlapatch_("status", "--sglang", wheel)
+    assert done.code == 5
+    assert "found: a wheel, not unpacked" in done.err
+    assert f"next: unpack it: python -m zipfile -e {wheel} DIR, then mlapatch status --sglang DIR" in done.err
+
+
+def test_a_path_from_the_variable_is_said_to_be(mlapatch_: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "MLAPATCH_SGLANG" not in mlapatch_("status", "--sglang", "/bad").err
+    monkeypatch.setenv("MLAPATCH_SGLANG", "/bad")
+    done = mlapatch_("status")
+    assert done.code == 5
+    assert "found: nothing there; the variable MLAPATCH_SGLANG names it" in done.err
+    assert "unset MLAPATCH_SGLANG" in done.err

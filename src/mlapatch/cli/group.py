@@ -26,6 +26,7 @@ class Verbs(TyperGroup):
         """As click's, with errors printed as those of the verbs are."""
         words = sys.argv[1:] if args is None else list(args)
         try:
+            _refuse_empty(words)
             code = super().main(words, standalone_mode=False, **extra)
         except _ClickException as error:
             if not standalone_mode:
@@ -59,6 +60,14 @@ def interrupted(*, keeps: bool = False) -> int:
     return int(Exit.INTERRUPTED)
 
 
+def _refuse_empty(words: Sequence[str]) -> None:
+    """`--sglang "$UNSET"` would be the working folder: typer makes a path of what is empty."""
+    words = list(itertools.takewhile(lambda word: word != "--", words))
+    for name in ("--sglang", "--python", "--patches"):
+        if f"{name}=" in words or (name, "") in itertools.pairwise(words):
+            raise typer.BadParameter(f"{name} is empty (a variable that is not set?)")
+
+
 def _refused(error: Any, words: Sequence[str]) -> int:
     """Print what is wrong with a command line; the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":  # the help, and no error
@@ -67,22 +76,23 @@ def _refused(error: Any, words: Sequence[str]) -> int:
     from mlapatch.cli.render import emit_error
 
     before = itertools.takewhile(lambda word: word != "--", words)
-    emit_error(_as_error(error), as_json="--json" in before)
+    emit_error(_as_error(error, words), as_json="--json" in before)
     return int(error.exit_code)
 
 
-def _as_error(error: Any) -> MlapatchError:
+def _as_error(error: Any, words: Sequence[str]) -> MlapatchError:
     from mlapatch.errors import MlapatchError
 
     ctx = getattr(error, "ctx", None)
     what = " ".join(str(error.format_message()).split())
     what = what if what.endswith("...") else what.removesuffix(".")
     what = what.removeprefix("Invalid value for ").removeprefix("Invalid value: ")
+    typed = " ".join(["mlapatch", *itertools.takewhile(lambda word: not word.startswith("-"), words)])
     missing = type(error).__name__ == "MissingParameter"
     return MlapatchError(
         Exit.USAGE,
         what[:1].lower() + what[1:] if what[1:2].islower() else what,
         expected=" ".join(ctx.get_usage().split()).removeprefix("Usage: ") if ctx else "",
         found="none" if missing else str(getattr(error, "option_name", "") or ""),
-        next=f"{ctx.command_path if ctx else 'mlapatch'} --help",
+        next=f"{ctx.command_path if ctx else typed} --help",
     )

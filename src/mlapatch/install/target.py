@@ -6,7 +6,9 @@ import csv
 import importlib.machinery
 import importlib.util
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -130,18 +132,20 @@ def _probe_here() -> dict[str, Any]:
 
 def _probe_other(python: str) -> dict[str, Any]:
     try:
+        if Path(python).is_dir():
+            raise OSError("a folder: --sglang takes folders")
         done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:
             raise OSError((done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1])
         said = done.stdout.splitlines()  # a sitecustomize or .pth of theirs may have printed before
         found: dict[str, Any] = json.loads(said[-1] if said else "")
-    except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise MlapatchError(
             Exit.ENVIRONMENT,
             "the interpreter cannot be asked for its SGLang",
             where=python,
             expected="a Python interpreter",
-            found=str(error),
+            found="a program that does not answer as Python does" if isinstance(error, ValueError) else str(error),
             next="mlapatch status --python /path/to/venv/bin/python",
         ) from None
     return found
@@ -187,27 +191,27 @@ def _imported(probe: dict[str, Any]) -> Path:
 
 def _package_in(path: Path) -> Path:
     """The package folder for a package folder, its site-packages, a venv or a checkout."""
-    if not path.exists():
-        raise MlapatchError(
-            Exit.ENVIRONMENT,
-            "no SGLang found",
-            where=str(path),
-            expected="an existing folder",
-            found="nothing there",
-            next="mlapatch status --sglang PATH: the package, its site-packages, or a checkout",
-        )
     candidates = [path, path / "sglang", path / "python" / "sglang"]
     candidates += sorted(path.glob("lib/python3*/site-packages/sglang"))
     for candidate in candidates:
         if candidate.name == "sglang" and (candidate / "__init__.py").is_file():
             return candidate
+    found = "no sglang/__init__.py" if path.exists() else "nothing there"
+    following = "mlapatch status --sglang PATH: the package, its site-packages, or a checkout"
+    if path.suffix == ".whl" and path.is_file():
+        found = "a wheel, not unpacked"
+        following = f"unpack it: python -m zipfile -e {shlex.quote(str(path))} DIR, then mlapatch status --sglang DIR"
+    given = os.environ.get("MLAPATCH_SGLANG")
+    if given and Path(given) == path:
+        found += "; the variable MLAPATCH_SGLANG names it"
+        following += "; or unset MLAPATCH_SGLANG"
     raise MlapatchError(
         Exit.ENVIRONMENT,
         "no SGLang found",
         where=str(path),
         expected="the sglang package folder, its site-packages, or a checkout (python/sglang)",
-        found="no sglang/__init__.py",
-        next="mlapatch status --sglang PATH",
+        found=found,
+        next=following,
     )
 
 
