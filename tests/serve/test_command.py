@@ -36,7 +36,12 @@ SERVER = ("-m", "sglang.launch_server", "--model-path", "zai-org/GLM-5")
 )
 def test_the_module_of_a_python(words: str, module: str) -> None:
     said = Command.of(words.split(), os.environ)
-    assert (said.module, said.starts_sglang) == (module, module != "")
+    assert (said.module, said.starts_sglang, said.whole) == (module, module != "", module != "")
+
+
+@pytest.mark.parametrize(("word", "whole"), [("sglang", True), ("/opt/venv/bin/sglang", True), ("./sglang.sh", False)])
+def test_whose_options_are_all_there(word: str, whole: bool) -> None:
+    assert Command.of([word, "serve", "--tp", "8"], os.environ).whole is whole
 
 
 @pytest.mark.parametrize(

@@ -534,7 +534,7 @@ def test_dry_run_lists_what_it_skips_and_why(bench: Bench) -> None:
     assert outcome.exit is Exit.OK
     found: Any = outcome.data["preflight"]
     skipped = {f["check"]: f["text"] for f in found if f["state"] == "skip"}
-    no_sglang = {"sglang", "patches", "guard", "libraries"}
+    no_sglang = {"sglang", "patches", "guard", "libraries", "effect"}
     assert set(skipped) == no_sglang | {"port", "page size", "KV layout"}
     for check in no_sglang:
         assert skipped[check].startswith(f"NOT looked at: {start} does not say which Python it uses")

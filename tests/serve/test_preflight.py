@@ -11,6 +11,7 @@ import pytest
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.serve import gpu_state, libraries, model_fit, preflight
+from mlapatch.serve.effect import effect
 from mlapatch.serve.gpu_state import GpuState
 from mlapatch.serve.patience import read
 from mlapatch.serve.preflight import Context, Finding, PatchedFile, PatchFacts
@@ -219,7 +220,7 @@ def test_a_missing_library(name: str, gpus: list[GpuState] | None, state: str) -
 @pytest.mark.parametrize("config", [None, GLM, {}])
 def test_no_check_is_silent(tmp_path: Path, facts: PatchFacts | None, config: object) -> None:
     asked = context("", patches=facts) if config is None else with_model(tmp_path, config, "", patches=facts)
-    for check in (*preflight.CHECKS, *model_fit.FIT_CHECKS):
+    for check in (*preflight.CHECKS, *model_fit.FIT_CHECKS, effect):
         found = list(check(asked))
         assert found, check
         assert all(finding.text for finding in found)

@@ -19,6 +19,7 @@ from mlapatch.measure import outcomes
 from mlapatch.measure.keeping import Kept, keeping
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text, Warn
 from mlapatch.serve import gpu_state, libraries, preflight, redact
+from mlapatch.serve.effect import effect
 from mlapatch.serve.follow import Follower, LogTail, Timing
 from mlapatch.serve.health import Answer, try_prompt
 from mlapatch.serve.model_fit import FIT_CHECKS
@@ -76,7 +77,7 @@ def launch(
         plan = of_script(script or default_script(), arguments, facts=facts, sglang=sglang is not None)
     gpus = gpu_state.look(plan.environment)
     context = Context(plan.options, plan.environment, plan.facts, gpus, command=plan.said)
-    findings = run_checks(context, (*CHECKS, *FIT_CHECKS))
+    findings = run_checks(context, (*CHECKS, *FIT_CHECKS, effect))
     refused = preflight.refusal(findings, force)
     if dry_run or refused is not None:
         return _preflight_outcome(plan, findings, refused)

@@ -16,12 +16,14 @@ _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 class Command:
     """`name` as it is typed, `program` the file that it is ('' where there is none), `module` of `python -m`.
 
-    `refusal` is why its Python did not say which SGLang it has, with `hint`, the next command.
+    `whole`: it holds all of the server's options, where a wrapper or script may add others. `refusal` is why its Python
+    did not say which SGLang it has, with `hint`, the next command.
     """
 
     name: str = ""
     program: str = ""
     module: str = ""
+    whole: bool = False
     refusal: str = ""
     hint: str = ""
 
@@ -30,7 +32,8 @@ class Command:
         """Read it; the program is looked for where the server's environment will."""
         program = shutil.which(words[0], path=environment.get("PATH"))
         module = next(_modules(words), "") if is_python(words[0]) else ""
-        return cls(words[0], str(Path(program).absolute()) if program else "", module)
+        whole = module.partition(".")[0] == "sglang" or Path(words[0]).name == "sglang"
+        return cls(words[0], str(Path(program).absolute()) if program else "", module, whole)
 
     @property
     def starts_sglang(self) -> bool:

@@ -91,7 +91,8 @@ def of_script(path: Path, arguments: Sequence[str], *, facts: Facts, sglang: boo
     words = ["bash", str(path), *arguments]
     shown = _ask_script(path, words, environment)
     options = ServerOptions.of(shown if shown is not None else words)
-    return Plan(words, environment, options, known, Command.of(words, environment))
+    said = replace(Command.of(words, environment), whole=shown is not None)
+    return Plan(words, environment, options, known, said)
 
 
 def _import_from(known: PatchFacts, environment: dict[str, str]) -> None:
