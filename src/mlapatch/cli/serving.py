@@ -75,7 +75,9 @@ def launch(
         bool, typer.Option("--detach", help="Return when the server is ready, and leave it running.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the whole preflight and start nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Start although a check fails (exit 5 only).")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start although a check fails (exit 5 only; never past --require).")
+    ] = False,
     patience: Annotated[
         list[str] | None,
         typer.Option(
