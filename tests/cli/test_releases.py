@@ -41,7 +41,7 @@ def test_apply_status_apply_revert(site: SiteFactory, corpus: Corpus, version: s
     status = here.ok("status", "--json").json
     assert {p["name"]: p["verdict"] for p in status["patches"]}[patch] == "applied"
     assert [target for target in status["targets"] if target["state"] != "pristine"] == [
-        {"path": BACKEND.removeprefix("sglang/"), "sha256": here.sha256, "state": "patched"}
+        {"path": BACKEND.removeprefix("sglang/"), "sha256": here.sha256, "state": "patched", "changed_inside": 0}
     ]
     assert status["sglang"]["version"] == version
     assert status["sglang"]["install"] == "wheel"
