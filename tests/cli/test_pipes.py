@@ -73,3 +73,36 @@ def test_tables_in_a_pipe_are_not_cut(install_tree: TreeFactory) -> None:
     out, _ = piped("status", "--sglang", str(site))
     assert out == piped("status", "--sglang", str(site), columns="400")[0]
     assert any(len(line) > 100 for line in out.splitlines())
+
+
+def unread(*arguments: str, full: bool = False, errors: bool = False) -> tuple[int, str]:
+    """Exit code and what stderr got, where stdout (with `errors`, stderr) is a closed pipe or a full disk."""
+    read, write = (None, os.open("/dev/full", os.O_WRONLY)) if full else os.pipe()
+    if read is not None:
+        os.close(read)
+    environment = {**os.environ, "PYTHONPATH": str(Path(mlapatch.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "mlapatch", *arguments],
+        stdout=subprocess.DEVNULL if errors else write,
+        stderr=write if errors else subprocess.PIPE,
+        env=environment,
+        check=False,
+        timeout=60,
+    )
+    os.close(write)
+    return done.returncode, (done.stderr or b"").decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "what"),
+    [(("nosuch",), 2, "error: no such command 'nosuch'"), (("status", "--sglang", "/nosuch"), 5, "error: ")],
+)
+def test_an_error_that_nobody_can_read_keeps_its_code(arguments: tuple[str, ...], code: int, what: str) -> None:
+    assert unread(*arguments, "--json") == (code, "")
+    assert unread(*arguments, errors=True) == (code, "")
+    if Path("/dev/full").exists():
+        found, said = unread(*arguments, "--json", full=True)
+        assert found == code
+        assert said.startswith(what), "what cannot be written as JSON is said as text"
+        assert "bug" not in said
+        assert unread(*arguments, full=True, errors=True) == (code, "")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from mlapatch import __version__
-from mlapatch.cli.group import Verbs, interrupted
+from mlapatch.cli.group import Verbs, discard, interrupted, tell
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.outcome import Outcome
@@ -44,20 +44,20 @@ def run(verb: Callable[[], Outcome], *, as_json: bool = False, keeps: bool = Fal
 
 def _run(verb: Callable[[], Outcome], as_json: bool) -> int:
     from mlapatch.cli.address import addressed, addressed_error
-    from mlapatch.cli.render import emit, emit_error
+    from mlapatch.cli.render import emit
 
     try:
         outcome = addressed(verb())
     except MlapatchError as error:
-        emit_error(addressed_error(error), as_json=as_json)
+        tell(addressed_error(error), as_json=as_json)
         return int(error.exit)
     try:
         emit(outcome, as_json=as_json)
         sys.stdout.flush()
     except BrokenPipeError:  # `mlapatch status | head -1`: what was asked is done, whoever reads has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
     except OSError as error:  # `mlapatch status --json > FILE` on a full disk
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         print(f"error: what was asked is done, but the output cannot be written: {error.strerror}", file=sys.stderr)
         return int(Exit.ENVIRONMENT)
     return int(outcome.exit)
@@ -124,7 +124,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(interrupted())
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         sys.exit(int(Exit.OK))
     except Exception as error:
         sys.exit(_report_bug(error))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -60,6 +61,28 @@ def interrupted(*, keeps: bool = False) -> int:
     return int(Exit.INTERRUPTED)
 
 
+def discard(stream: TextIO) -> None:
+    """Send what is left in the stream, and what comes, to nowhere: it cannot be written, not at the end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def tell(error: MlapatchError, *, as_json: bool) -> None:
+    """Print an error. Where nobody reads it or the disk is full, the exit code has to say it: it stays the error's."""
+    from mlapatch.cli.render import emit_error
+
+    for stream in (sys.stdout, sys.stderr) if as_json else (sys.stderr,):  # JSON on a full disk: as text after all
+        try:
+            emit_error(error, as_json=stream is sys.stdout)
+            stream.flush()
+        except BrokenPipeError:
+            return discard(stream)
+        except OSError:
+            discard(stream)
+        else:
+            return None
+    return None
+
+
 def _refuse_empty(words: Sequence[str]) -> None:
     """`--sglang "$UNSET"` would be the working folder: typer makes a path of what is empty."""
     words = list(itertools.takewhile(lambda word: word != "--", words))
@@ -73,10 +96,8 @@ def _refused(error: Any, words: Sequence[str]) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # the help, and no error
         error.show()
         return int(error.exit_code)
-    from mlapatch.cli.render import emit_error
-
     before = itertools.takewhile(lambda word: word != "--", words)
-    emit_error(_as_error(error, words), as_json="--json" in before)
+    tell(_as_error(error, words), as_json="--json" in before)
     return int(error.exit_code)
 
 
