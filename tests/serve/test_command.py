@@ -28,6 +28,12 @@ SERVER = ("-m", "sglang.launch_server", "--model-path", "zai-org/GLM-5")
         ("python start.py -m sglang.launch_server", ""),
         ("python -c pass -m sglang.launch_server", ""),
         ("python - -m sglang.launch_server", ""),
+        ("python -msglang.launch_server --tp 8", "sglang.launch_server"),
+        ("python3 -um sglang.launch_server", "sglang.launch_server"),
+        ("python3 -uBmsglang.launch_server", "sglang.launch_server"),
+        ("python -Xdev -uWerror -uX dev --check-hash-based-pycs never -m sglang", "sglang"),
+        ("python -uc pass -m sglang.launch_server", ""),
+        ("python -- start.py -m sglang.launch_server", ""),
         ("python -X", ""),
         ("python -m", ""),
         ("python", ""),
@@ -37,6 +43,13 @@ SERVER = ("-m", "sglang.launch_server", "--model-path", "zai-org/GLM-5")
 def test_the_module_of_a_python(words: str, module: str) -> None:
     said = Command.of(words.split(), os.environ)
     assert (said.module, said.starts_sglang, said.whole) == (module, module != "", module != "")
+
+
+def test_a_joined_module_ends_pythons_options() -> None:
+    """What follows is the module's own: `-m sglang.nope` was looked for."""
+    for words in ("python -mx -m sglang.nope", "python -um x -m sglang.nope"):
+        said = Command.of(words.split(), os.environ)
+        assert (said.module, said.starts_sglang, said.whole) == ("x", False, False)
 
 
 @pytest.mark.parametrize(("word", "whole"), [("sglang", True), ("/opt/venv/bin/sglang", True), ("./sglang.sh", False)])
@@ -66,11 +79,15 @@ def test_a_module_is_looked_for_in_the_package(tmp_path: Path) -> None:
     (package / "cli").mkdir(parents=True)
     for file in ("launch_server.py", "fast.cpython-312-x86_64-linux-gnu.so", "cli/__main__.py", "cli/__init__.py"):
         (package / file).touch()
-    there = {
-        name: Command("python", "/usr/bin/python", name).is_in(package)
-        for name in ("sglang.launch_server", "sglang.fast", "sglang.cli", "sglang.launch_serve", "sglang", "sglang.x.y")
-    }
-    assert [name for name, found in there.items() if found] == ["sglang.launch_server", "sglang.fast", "sglang.cli"]
+    names = ("sglang.launch_server", "sglang.fast", "sglang.cli", "sglang.launch_serve", "sglang", "sglang.x.y")
+
+    def there(folder: Path) -> list[str]:
+        return [name for name in names if Command("python", "/usr/bin/python", name).is_in(folder)]
+
+    assert there(package) == ["sglang.launch_server", "sglang.fast", "sglang.cli"]
+    (package / "__main__.py").touch()
+    moved = package.rename(tmp_path / "sglang-0.5.9 [mine]")
+    assert there(moved) == ["sglang.launch_server", "sglang.fast", "sglang.cli", "sglang"]
 
 
 # ------------------------------------------------------------------------------------------------------ the preflight
@@ -140,6 +157,15 @@ def test_a_module_that_sglang_has_not_is_refused(pythons: Callable[[bool], Path]
     assert found["sglang"]["state"] == "fail"
     assert found["sglang"]["text"].endswith("has no module sglang.launch_serve")
     assert found["sglang"]["next"] == "python -m sglang.launch_server"
+
+
+def test_an_sglang_whose_folder_is_a_link_with_another_name(pythons: Callable[[bool], Path]) -> None:
+    """It was said to have no module sglang.launch_server."""
+    python = pythons(True)
+    (package,) = python.parents[1].glob("lib/python3*/site-packages/sglang")
+    package.symlink_to(package.rename(python.parents[2] / "sglang-0.5.9"))
+    _, found = checked("python", *SERVER)
+    assert found["sglang"]["state"] != "fail"
 
 
 @pytest.mark.parametrize("command", [("bash", "-c", "python -m sglang.launch_server"), ("env", "python", *SERVER)])

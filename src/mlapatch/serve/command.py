@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _PYTHON = re.compile(r"python(?:\d+(?:\.\d+)*)?")
-_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+_TAKES = re.compile(r"-[^-cmWX]*(?P<letter>[cmWX])(?P<value>.*)", re.DOTALL)
+"""A word of Python's short options, one or several, with the first that takes a value."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Command:
     def of(cls, words: Sequence[str], environment: Mapping[str, str]) -> Command:
         """Read it; the program is looked for where the server's environment will."""
         program = shutil.which(words[0], path=environment.get("PATH"))
-        module = next(_modules(words), "") if is_python(words[0]) else ""
+        module = _module(words) if is_python(words[0]) else ""
         whole = module.partition(".")[0] == "sglang" or Path(words[0]).name == "sglang"
         return cls(words[0], str(Path(program).absolute()) if program else "", module, whole)
 
@@ -41,10 +42,11 @@ class Command:
         return self.module.partition(".")[0] == "sglang"
 
     def is_in(self, package: Path) -> bool:
-        """Whether an SGLang has the module."""
-        path = package.parent.joinpath(*self.module.split("."))
-        shapes = (f"{path.name}.py", f"{path.name}.*.so", f"{path.name}.pyc", f"{path.name}/__main__.*")
-        return any(any(path.parent.glob(shape)) for shape in shapes)
+        """Whether an SGLang has the module. The folder may have another name: `sglang` can be a link to it."""
+        inside = self.module.split(".")[1:]
+        path = package.joinpath(*inside)
+        shapes = (f"{path.name}.py", f"{path.name}.*.so", f"{path.name}.pyc") if inside else ()
+        return any(any(path.parent.glob(shape)) for shape in shapes) or any(path.glob("__main__.*"))
 
 
 def is_python(word: str) -> bool:
@@ -52,13 +54,17 @@ def is_python(word: str) -> bool:
     return _PYTHON.fullmatch(Path(word).name) is not None
 
 
-def _modules(words: Sequence[str]) -> Iterator[str]:
-    """The module of `-m`, which ends Python's own options, as a script and `-c` do."""
+def _module(words: Sequence[str]) -> str:
+    """The module of `-m`, which ends Python's own options, as a script, `-c` and `--` do. Values may be joined: -mX."""
     rest = iter(words[1:])
     for word in rest:
-        if word == "-m":
-            yield next(rest, "")
-        if word in _WITH_VALUE:
+        taking = _TAKES.fullmatch(word)
+        if taking:
+            value = taking["value"] or next(rest, "")
+            if taking["letter"] in "cm":
+                return value if taking["letter"] == "m" else ""
+        elif word == "--check-hash-based-pycs":
             next(rest, "")
-        elif word in ("-m", "-c", "-") or not word.startswith("-"):
-            return
+        elif word in ("-", "--") or not word.startswith("-"):
+            return ""
+    return ""
