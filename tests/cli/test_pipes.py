@@ -106,3 +106,29 @@ def test_an_error_that_nobody_can_read_keeps_its_code(arguments: tuple[str, ...]
         assert said.startswith(what), "what cannot be written as JSON is said as text"
         assert "bug" not in said
         assert unread(*arguments, full=True, errors=True) == (code, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("list", 0), ("list --json", 0), ("nosuch --json", 2), ("status --sglang /nosuch", 5)],
+)
+def test_closed_streams_change_no_exit_code(closed: str, arguments: str, code: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(mlapatch.__file__).parents[1])}
+    command = ["sh", "-c", f'exec "$0" -m mlapatch {arguments} {closed}', sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_requirement_that_is_met_needs_no_stdout(install_tree: TreeFactory) -> None:
+    site = install_tree("0.5.9")
+    environment = {**os.environ, "PYTHONPATH": str(Path(mlapatch.__file__).parents[1])}
+    for words, code in (
+        ("status --require active-cast", 1),
+        ("apply active-cast", 0),
+        ("status --require active-cast", 0),
+    ):
+        command = ["sh", "-c", f'exec "$0" -m mlapatch {words} --sglang "$1" >&-', sys.executable, str(site)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environment, check=False, timeout=60)
+        assert done.returncode == code, (words, done.stderr)
