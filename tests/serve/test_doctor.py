@@ -145,6 +145,16 @@ def test_a_start_without_torch_and_numpy_is_refused(venv: Callable[..., Path]) -
     assert [(f["state"], f["text"].split()[0]) for f in found] == [("fail", "numpy"), ("fail", "torch")]
 
 
+@pytest.mark.parametrize(
+    "words", [["w.py"], ["-m", "torch.distributed.run", "x"], ["-m", "sglang_router.launch_server"]]
+)
+def test_what_may_start_no_sglang_with_this_python_is_warned(venv: Callable[..., Path], words: list[str]) -> None:
+    found = launch(command=[str(venv()), *words, "--attention-backend", "flashinfer"], dry_run=True, tell=print)
+    listed: Any = found.data["preflight"]
+    assert {f["state"] for f in listed if f["check"] == "libraries"} == {"warn"}
+    assert found.exit is Exit.OK
+
+
 def test_a_pin_is_no_installed_flashinfer(venv: Callable[..., Path]) -> None:
     (found,) = checked(venv("torch", "numpy", "flashinfer"))
     assert (found["state"], found["text"]) == ("skip", PINNED)

@@ -11,6 +11,7 @@ import pytest
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.serve import gpu_state, libraries, model_fit, preflight
+from mlapatch.serve.command import Command
 from mlapatch.serve.effect import effect
 from mlapatch.serve.gpu_state import GpuState
 from mlapatch.serve.patience import read
@@ -19,6 +20,8 @@ from mlapatch.serve.ranks import Layout
 from mlapatch.serve.server_options import ServerOptions
 
 GLM = {"architectures": ["GlmMoeDsaForCausalLM"], "index_topk": 2048}
+SERVER = Command("python", "/usr/bin/python", "sglang.launch_server", whole=True)
+WRAPPER = Command("python", "/usr/bin/python")
 FLASHINFER_FP8 = "--attention-backend flashinfer --kv-cache-dtype fp8_e4m3"
 
 
@@ -200,7 +203,9 @@ def test_libraries() -> None:
     assert states(model_fit.libraries(context(patches=PatchFacts()))) == ["skip"]
     assert states(model_fit.libraries(context(patches=PatchFacts(flashinfer="0.6.3 (installed)")))) == ["ok"]
     assert states(model_fit.libraries(context(patches=PatchFacts(flashinfer="0.6.3 (pinned)")))) == ["skip"]
-    assert states(model_fit.libraries(context(patches=PatchFacts(library_problems=("a", "b"))))) == ["fail", "fail"]
+    wrong = PatchFacts(library_problems=("a", "b"))
+    assert states(model_fit.libraries(context(patches=wrong, command=SERVER))) == ["fail", "fail"]
+    assert states(model_fit.libraries(context(patches=wrong, command=WRAPPER))) == ["warn", "warn"]
     versions = {"flashinfer-python": "0.6.2", "flashinfer-cubin": "0.6.3", "flashinfer-jit-cache": "0.6.2+cu130"}
     assert len(libraries.problems(versions, "0.5.9")) == 2
     assert len(libraries.problems(versions, "0.5.9", {"FLASHINFER_DISABLE_VERSION_CHECK": "1"})) == 1
@@ -213,7 +218,9 @@ def test_libraries() -> None:
 )
 def test_a_missing_library(name: str, gpus: list[GpuState] | None, state: str) -> None:
     gone = libraries.Missing(name, "", "/venv/bin/python")
-    assert states(model_fit.libraries(context(patches=PatchFacts(missing=(gone,)), gpus=gpus))) == [state]
+    facts = PatchFacts(missing=(gone,))
+    assert states(model_fit.libraries(context(patches=facts, gpus=gpus, command=SERVER))) == [state]
+    assert states(model_fit.libraries(context(patches=facts, gpus=gpus, command=WRAPPER))) == ["warn"]
 
 
 @pytest.mark.parametrize("facts", [None, PatchFacts()])

@@ -91,13 +91,17 @@ def graphs(context: Context) -> Iterable[Finding]:
 
 
 def libraries(context: Context) -> Iterable[Finding]:
-    """The libraries are there, and match each other and the release."""
+    """The libraries are there, and match each other and the release.
+
+    Of a wrapper or script it is not known that it starts SGLang, nor with the Python that was looked at: no refusal.
+    """
     facts = context.patches
     if facts is None:
         return [Finding("libraries", SKIP, context.unseen)]
-    found = [Finding("libraries", FAIL, text, next="mlapatch doctor") for text in facts.library_problems]
+    worst = FAIL if context.command.whole else WARN
+    found = [Finding("libraries", worst, text, next="mlapatch doctor") for text in facts.library_problems]
     for gone in facts.missing:
-        state = FAIL if _needed(gone.name, context) else WARN
+        state = worst if _needed(gone.name, context) else WARN
         found.append(Finding("libraries", state, gone.text, next=gone.next))
     if found:
         return found
