@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -130,6 +131,40 @@ def test_more_live_tokens_than_the_pool_holds_are_refused(tokens: int, context: 
     assert caught.value.exit is Exit.USAGE
     assert f"= {context * batch:,}" in caught.value.found
     assert estimate(tokens=8192).exit is Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        *(
+            (option, value, "more than 0")
+            for option in ("bandwidth", "memory", "measured_tpot", "measured_cast")
+            for value in (0, -1.0, math.nan, math.inf, -math.inf, 1e-320, 1e300)
+        ),
+        *(("weights", value, "0 or more") for value in (-3.0, math.nan, math.inf)),
+        *(("page_size", value, "1 or more") for value in (0, -1, 10**320)),
+    ],
+)
+def test_a_number_that_nothing_can_have_is_refused(option: str, value: float, expected: str) -> None:
+    given: dict[str, Any] = {"bandwidth": 1.8, "memory": 96, option: value}
+    with pytest.raises(MlapatchError, match="--" + option.replace("_", "-")) as caught:
+        estimate(**given)
+    assert caught.value.exit is Exit.USAGE
+    assert expected in caught.value.expected
+    assert caught.value.found in str(value)
+
+
+@pytest.mark.parametrize("option", ["tokens", "tp", "context", "batch"])
+@pytest.mark.parametrize("value", [0, -1, 10**320])
+def test_a_count_that_nothing_can_have_is_refused(option: str, value: int) -> None:
+    given: dict[str, Any] = {option: value}
+    with pytest.raises(MlapatchError, match=f"--{option} must be at least 1") as caught:
+        estimate(**given)
+    assert caught.value.exit is Exit.USAGE
+
+
+def test_no_weights_at_all_can_be_given() -> None:
+    assert estimate(weights=0, page_size=1).exit is Exit.OK
 
 
 def test_the_h200_agrees_with_what_was_measured_there() -> None:

@@ -14,6 +14,9 @@ from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: Beyond these no number is one of a GPU, a model or a server, and arithmetic ends in infinity.
+_TINY, _HUGE = 1e-12, 1e15
+
 
 def estimate(
     *,
@@ -37,6 +40,7 @@ def estimate(
     Units at this level are those of the command line: `bandwidth` TB/s, `memory` and `weights` GB, TPOT and cast ms.
     """
     _check(preset, model, tokens=tokens, tp=tp, context=context, batch=batch, mem_fraction=mem_fraction)
+    _check_measures(page_size, bandwidth, memory, measured_tpot, measured_cast, weights)
     what = shape.read(model) if model else shape.preset(preset or "glm-5")
     card = _card(gpu, bandwidth, memory)
     assumed = gpu is None and bandwidth is None
@@ -127,10 +131,9 @@ def _check(
     if preset and model:
         raise MlapatchError(Exit.USAGE, "give --preset or --model, not both", next="mlapatch estimate --preset glm-5")
     for option, value in (("--tokens", tokens), ("--tp", tp), ("--context", context), ("--batch", batch)):
-        if value < 1:
-            raise MlapatchError(
-                Exit.USAGE, f"{option} must be at least 1", found=str(value), next=f"mlapatch estimate {option} 8"
-            )
+        if not 1 <= value <= _HUGE:
+            what = f"{option} must be at least 1" + (f" and at most {_HUGE:.0e}" if value > _HUGE else "")
+            raise MlapatchError(Exit.USAGE, what, found=str(value)[:40], next=f"mlapatch estimate {option} 8")
     if not 0 < mem_fraction <= 1:
         raise MlapatchError(
             Exit.USAGE,
@@ -138,6 +141,33 @@ def _check(
             expected="0 to 1",
             next="mlapatch estimate --mem-fraction 0.9",
         )
+
+
+def _check_measures(
+    page_size: int | None,
+    bandwidth: float | None,
+    memory: float | None,
+    tpot: float | None,
+    cast: float | None,
+    weights: float | None,
+) -> None:
+    """Each of these is left out or makes sense: not a number, or no bandwidth, would be figures that look like any."""
+    for option, value, least, sense, example in (
+        ("--bandwidth", bandwidth, _TINY, "TB/s, more than 0", "1.8 --memory 96"),
+        ("--memory", memory, _TINY, "GB, more than 0", "96 --bandwidth 1.8"),
+        ("--measured-tpot", tpot, _TINY, "ms, more than 0", "71"),
+        ("--measured-cast", cast, _TINY, "ms, more than 0", "66.25"),
+        ("--weights", weights, 0, "GB, 0 or more", "55"),
+        ("--page-size", page_size, 1, "tokens, 1 or more", "64"),
+    ):
+        if value is not None and not least <= value <= _HUGE:  # not a number compares as false
+            raise MlapatchError(
+                Exit.USAGE,
+                f"{option} makes no sense",
+                expected=f"a number of {sense}, at most {_HUGE:.0e}",
+                found=str(value)[:40],
+                next=f"mlapatch estimate {option} {example}",
+            )
 
 
 def _card(name: str | None, bandwidth: float | None, memory: float | None) -> gpus.Gpu:
