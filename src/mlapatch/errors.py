@@ -26,3 +26,7 @@ class MlapatchError(Exception):
         """The error as JSON for `--json`."""
         fields = ("what", "where", "expected", "found", "next", "detail")
         return {"error": {name: getattr(self, name) for name in fields if getattr(self, name)}, "exit": int(self.exit)}
+
+
+class NoSglangError(MlapatchError):
+    """A Python that certainly has no SGLang, as against one that cannot be asked or names files that are not here."""

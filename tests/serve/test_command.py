@@ -143,6 +143,43 @@ def test_a_script_of_a_python_without_sglang_may_know_better(pythons: Callable[[
     assert f"python is {python}; no SGLang found" in found["sglang"]["text"]
 
 
+REMOTE = '{"origin": "/sgl-workspace/sglang/__init__.py", "places": [], "path": [], "exe": "/usr/bin/python3"}'
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        (f"echo '{REMOTE}'", "not a folder on disk"),  # docker exec: the files are the container's
+        ("echo no -c here >&2; exit 2", "cannot be asked"),
+        ("echo started", "cannot be asked"),
+    ],
+)
+def test_a_shim_that_cannot_be_asked_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, why: str
+) -> None:
+    shim = tmp_path / "python3"
+    shim.write_text(f"#!/bin/sh\n{does}\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    code, found = checked("python3", *SERVER)
+    assert code is Exit.OK
+    for check in ("sglang", "patches", "guard", "libraries"):
+        assert found[check]["state"] == "skip"
+        assert found[check]["text"].startswith(f"NOT looked at: python3 is {shim}; ")
+        assert why in found[check]["text"]
+
+
+@pytest.mark.parametrize("left", ["a folder", "a dangling link"])
+def test_what_is_left_of_an_sglang_is_none(pythons: Callable[[bool], Path], left: str) -> None:
+    python = pythons(False)
+    package = next(python.parents[1].glob("lib/python3*/site-packages")) / "sglang"
+    package.mkdir()
+    if left == "a dangling link":
+        (package / "__init__.py").symlink_to(package / "gone.py")
+    code, found = checked("python", *SERVER)
+    assert (code, found["sglang"]["state"]) == (Exit.ENVIRONMENT, "fail")
+
+
 def test_a_python_with_sglang_is_looked_at(pythons: Callable[[bool], Path]) -> None:
     pythons(True)
     _, found = checked("python", *SERVER)

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from packaging.version import InvalidVersion, Version
 
-from mlapatch.errors import MlapatchError
+from mlapatch.errors import MlapatchError, NoSglangError
 from mlapatch.exits import Exit
 from mlapatch.install.wheelfile import parse_record
 from mlapatch.jsontext import parsed_object
@@ -164,7 +164,7 @@ def _imported(probe: dict[str, Any]) -> Path:
         return Path(str(origin)).parent
     for place in map(Path, places):
         if (init := place / "__init__.py").is_symlink():
-            raise MlapatchError(
+            raise NoSglangError(
                 Exit.ENVIRONMENT,
                 "the files of sglang are links to nothing (was uv's cache cleaned after an install with symlinks?)",
                 where=str(init),
@@ -173,13 +173,13 @@ def _imported(probe: dict[str, Any]) -> Path:
                 next="install sglang anew: uv pip install --reinstall --no-deps sglang==VERSION",
             )
     if places:
-        raise MlapatchError(
+        raise NoSglangError(
             Exit.ENVIRONMENT,
             "sglang is a leftover folder without __init__.py (a namespace package), not an installed SGLang",
             where=", ".join(map(str, places)),
             next="remove the folder and install sglang, or name another by --sglang PATH",
         )
-    raise MlapatchError(
+    raise NoSglangError(
         Exit.ENVIRONMENT,
         "no SGLang found",
         where=str(probe["exe"]),

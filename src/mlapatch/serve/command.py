@@ -18,7 +18,7 @@ class Command:
     """`name` as it is typed, `program` the file that it is ('' where there is none), `module` of `python -m`.
 
     `whole`: it holds all of the server's options, where a wrapper or script may add others. `refusal` is why its Python
-    did not say which SGLang it has, with `hint`, the next command.
+    did not say which SGLang it has, with `hint`, the next command; `none`: because it certainly has none.
     """
 
     name: str = ""
@@ -27,6 +27,7 @@ class Command:
     whole: bool = False
     refusal: str = ""
     hint: str = ""
+    none: bool = False
 
     @classmethod
     def of(cls, words: Sequence[str], environment: Mapping[str, str]) -> Command:

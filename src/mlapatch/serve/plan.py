@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlapatch.errors import MlapatchError
+from mlapatch.errors import MlapatchError, NoSglangError
 from mlapatch.exits import Exit
 from mlapatch.serve import redact
 from mlapatch.serve.command import Command, is_python
@@ -70,7 +70,8 @@ def of_command(
             if required or error.exit is not Exit.ENVIRONMENT:
                 raise
             why = f" ({error.found})" if error.found else ""
-            said = replace(said, refusal=f"{error.what}{why}" if said.program else "", hint=error.next)
+            refusal, none = f"{error.what}{why}" if said.program else "", isinstance(error, NoSglangError)
+            said = replace(said, refusal=refusal, hint=error.next, none=none)
     elif chosen or required:
         known = facts(None)
     if known is not None and sglang:

@@ -155,10 +155,13 @@ def command(context: Context) -> Iterable[Finding]:
 
 
 def target(context: Context) -> Iterable[Finding]:
-    """Which SGLang would be started, and whether another one could be."""
+    """Which SGLang would be started, and whether another one could be.
+
+    A Python that cannot be asked, or names files that are not here, may be a shim (docker exec) with an SGLang.
+    """
     facts, said = context.patches, context.command
     if facts is None:
-        if said.refusal and said.starts_sglang:
+        if said.refusal and said.none and said.starts_sglang:
             return [Finding("sglang", FAIL, f"{said.name} is {said.program}; {said.refusal}", next=said.hint)]
         return [Finding("sglang", SKIP, context.unseen)]
     if said.starts_sglang and facts.package is not None and not said.is_in(facts.package):
