@@ -171,10 +171,23 @@ def _check_measures(
 
 
 def _card(name: str | None, bandwidth: float | None, memory: float | None) -> gpus.Gpu:
-    if bandwidth is None and memory is None:
-        return gpus.find(name or "rtx-pro-6000")
+    if name is None and bandwidth is None and memory is None:
+        return gpus.find("rtx-pro-6000")
     if name is not None:
         known = gpus.find(name)
+        other = gpus.other_form(name, known)
+        if other and bandwidth is not None and memory is not None:
+            return gpus.Gpu(name, name, known.sm, bandwidth * 1e12, memory * 1e9)
+        if other:
+            raise MlapatchError(
+                Exit.USAGE,
+                f"the figures of the {known.title} are not those of {name!r}",
+                expected=f"the {known.title}: {known.bandwidth / 1e12:.2f} TB/s, {known.memory / 1e9:.0f} GB",
+                found=", ".join(other),
+                next="give --bandwidth and --memory: mlapatch estimate --bandwidth TB/S --memory GB",
+            )
+        if bandwidth is None and memory is None:
+            return known
         rate = None if bandwidth is not None else known.cast_rate
         wide = known.bandwidth if bandwidth is None else bandwidth * 1e12
         return gpus.Gpu(known.name, known.title, known.sm, wide, known.memory if memory is None else memory * 1e9, rate)

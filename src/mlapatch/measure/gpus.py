@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
@@ -51,6 +52,12 @@ GPUS: dict[str, Gpu] = {
 #: Compute capabilities that exist; a newer one than the newest is taken as it is given.
 CAPABILITIES = (70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
 _LARGEST = 199
+
+#: Words by which nvidia-smi tells a card from the table's of that name: PCIe and NVL have other memory, MIG a part.
+_FORMS = frozenset({"pcie", "nvl", "mig", "laptop", "mobile", "3e", "v2"})
+_SAME = {("h200", "nvl")}  # 4.8 TB/s and 141 GB too
+_MEMORY = {"a100": ("hbm2e",)} | dict.fromkeys(("h100", "h800", "h20", "gh200"), ("hbm3",))
+_LPDDR = {"gh200": ("120", "240", "480")}  # a Superchip goes by the memory of its CPU
 _BRANDS = ("nvidia", "geforce", "tesla")
 
 
@@ -62,7 +69,7 @@ def find(name: str) -> Gpu:
     """
     found = guess(name)
     if found is None:
-        near = get_close_matches(_flat(name), GPUS, n=1, cutoff=0.7)
+        near = [key for key in get_close_matches(_flat(name), GPUS, cutoff=0.7) if _mistyped(_flat(name), key)]
         raise MlapatchError(
             Exit.USAGE,
             f"no GPU is called {name!r}" + (f"; did you mean '{near[0]}'?" if near else ""),
@@ -80,6 +87,19 @@ def guess(name: str) -> Gpu | None:
     flat = _flat(name)
     hits = [gpu for key, gpu in GPUS.items() if f"{flat}-".startswith(f"{key}-")]
     return max(hits, key=lambda gpu: len(gpu.name), default=None)
+
+
+def other_form(name: str, gpu: Gpu) -> list[str]:
+    """The words of a name that say another memory or form than the table's `gpu`, which is of the same architecture."""
+    rest = _flat(name).removeprefix(gpu.name)
+    sizes = re.findall(r"(?<![a-z0-9.])(\d+)-?(?:g|gi?b)(?![a-z0-9.])", rest)
+    memories = _MEMORY.get(gpu.name, ())
+    return [
+        *(f"{size} GB" for size in sizes if int(size) * _GB != gpu.memory and size not in _LPDDR.get(gpu.name, ())),
+        *(word for word in rest.split("-") if word in _FORMS and (gpu.name, word) not in _SAME),
+        *(word for word in rest.split("-") if memories and word.startswith("hbm") and word not in memories),
+        *re.findall(r"(?<![a-z0-9.])\d+(?:g\.\d+gb|c)(?![a-z0-9.])", rest),  # slices: MIG's 1g.10gb, a vGPU's 40c
+    ]
 
 
 def is_capability(sm: int) -> bool:
@@ -105,6 +125,18 @@ def stand_in(gpu: str | None, sm: int | None) -> tuple[int, str] | None:
             next="give one of them",
         )
     return known.sm, f"--gpu {gpu}"
+
+
+def _mistyped(flat: str, key: str) -> bool:
+    """Whether one may be a typing error for the other. RTX 3090 and RTX A6000 are none: they are other cards."""
+    if re.findall(r"\d+", flat) != re.findall(r"\d+", key):
+        return False
+    return SequenceMatcher(None, _letters(flat), _letters(key)).ratio() > 0.8
+
+
+def _letters(word: str) -> str:
+    """Those before the first digit."""
+    return re.sub(r"\d.*|-", "", word)
 
 
 def _flat(name: str) -> str:
