@@ -250,6 +250,7 @@ TRIED = b"""Traceback (most recent call last):
     import deep_gemm
 ModuleNotFoundError: No module named 'deep_gemm'
 """
+SCRIPT = TRIED.replace(b"/opt/venv/lib/python3.11/site-packages/sglang", b"/w").replace(b"try_it", b"<module>")
 CHILD = b"""Process SpawnProcess-1:
 Traceback (most recent call last):
   File "/usr/lib/python3.11/multiprocessing/process.py", line 314, in _bootstrap
@@ -282,7 +283,8 @@ def test_a_missing_package_outranks_how_the_process_ended(code: int | None) -> N
         (BEGUN + CHILD + b"[2026-11-29 11:10:09] Received sigquit from a child process. It means ...\n", "orjson"),
         (BEGUN + CHILD + KILLED.replace(b"-9", b"1") + b"\n", "orjson"),
         (BEGUN + spoken("TP1", "Scheduler hit an exception: Traceback (most recent call last):") + TRIED, "deep_gemm"),
-        (TRIED.replace(b"/opt/venv/lib/python3.11/site-packages/sglang", b"/w").replace(b"try_it", b"<module>"), "d"),
+        (SCRIPT, "deep_gemm"),
+        (BEGUN + CHILD + KILLED.replace(b"-9", b"1") + b"\n" + KILLED.replace(b"Rank 3", b"Rank 0") + b"\n", "orjson"),
     ],
 )
 def test_an_import_that_ended_a_process(log: bytes, module: str) -> None:
@@ -310,10 +312,44 @@ def test_a_package_whose_name_the_import_does_not_say_is_not_guessed() -> None:
         BEGUN + CHILD + b"[2026-11-29 11:10:09] Load weight begin. avail mem=93.81 GB\n",  # a helper, not the server
         BEGUN + CHILD + b"[2026-11-29 11:10:09] and the server goes on\n",
         (LOGS / "healthy-0.5.15.post1.log").read_bytes() + MISSING,
+        SCRIPT + b"going on\n",  # traceback.print_exc()
+        SCRIPT + b"[2026-11-29 11:10:09] going on\n[2026-11-29 11:10:09] Received sigquit from a child process.\n",
+        SCRIPT + b"Killed\n",
+        SCRIPT + b"Segmentation fault (core dumped)\n",
+        BEGUN + CHILD + b"run.sh: line 3:  1234 Killed                  python -m sglang.launch_server\n",
+        BEGUN + CHILD + b"[2026-11-29 11:10:09] and the server goes on\nKilled\n",
+        BEGUN + CHILD + b"[2026-11-29 11:10:09] and the server goes on\n" + KILLED + b"\n",
     ],
 )
 def test_an_import_that_may_have_been_handled_is_not_called_the_cause(log: bytes) -> None:
     assert of(log).rule != "module-missing"
+
+
+@pytest.mark.parametrize("code", [1, None])
+def test_an_import_that_a_script_handled_is_no_cause_of_a_later_exit(code: int | None) -> None:
+    for after, blamed in ((b"", True), (b"going on\n", False), (b"[2026-11-29 11:10:09] going on\n", False)):
+        transcript = Transcript()
+        transcript.feed(SCRIPT + after)
+        found = decide(transcript, ending=Ending("the server process", code))
+        assert (found.rule == "module-missing") is blamed, after
+
+
+def test_a_file_that_shadows_a_package_is_not_called_missing() -> None:
+    found = of(MISSING.replace(b"'numpy'", b"'torch.distributed'; 'torch' is not a package"))
+    assert (found.rule, found.known) == ("unknown", False)
+    assert "'torch' is not a package" in found.cause
+    assert "pip install" not in found.advice
+
+
+def test_of_a_user_install_no_python_is_named() -> None:
+    """/root/.local/bin/python was: there is none."""
+    home, user = b"/opt/venv/lib/python3.11", b"/root/.local/lib/python3.12"
+    found = of(MISSING.replace(home, user))
+    assert found.cause == "The server could not import numpy: it is missing"
+    assert "Run: pip install numpy" in found.advice
+    assert ".local/bin" not in found.advice
+    plugin = b"/opt/venv/lib/python3.11/site-packages/sglang/lang/choices.py"
+    assert "missing in /opt/venv/bin/python" in of(MISSING.replace(plugin, user + b"/site-packages/plugin.py")).cause
 
 
 def test_a_handled_import_is_no_cause_of_a_kill() -> None:

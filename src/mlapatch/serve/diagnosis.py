@@ -13,8 +13,11 @@ from mlapatch.serve.transcript import Match, Transcript
 from mlapatch.serve.verdicts import FAILED, Diagnosis, Ending, Silence, common_values, derived
 
 _GROUP = re.compile(r"\b(?:DP|PP)\d+")
-_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'$")
 _VENV = re.compile(r'^\s+File "(/[^"]+)/lib/python3[\d.]*/site-packages/')
+_BY_SIGNAL = re.compile(r"\b(?:Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated)\b")
+_SIGNALLED = ("rank-killed", "rank-segfault", "rank-aborted")
+_USER_BASE = "/.local"
 _UNCAUGHT = 1
 """The exit code of a Python process that ended with an exception."""
 
@@ -119,7 +122,7 @@ class _Case:
             return None
         template = self.log.book.specials["fallback-model"]
         reason = line.text.split(": ", 1)[1]
-        missing = re.search(r"No module named '(\w+)", reason)
+        missing = re.search(r"No module named '(\w+)[\w.]*'$", reason)
         package = template.packages.get(missing[1], "") if missing else ""
         values = {"arch": arch, "module": module, "reason": reason} | ({"package": package} if package else {})
         block = first if isinstance(first, Block) else first.block
@@ -127,21 +130,32 @@ class _Case:
         return self._special("fallback-model", FAILED, first, shown, values=values)
 
     def _ended(self, block: Block) -> bool:
-        """Whether a process ended with this exception, and the server with it: no import that was tried and handled."""
+        """Whether a process ended with this exception, and the server with it: no import that was tried and handled.
+
+        A script's own frame comes first in what its `print_exc()` shows, too: there nothing may follow. What ends by a
+        signal does not end by an exception.
+        """
         if block.died:
             return True
-        if not block.uncaught:
+        after = [line for line in block.lines if line.number > block.final.number]
+        if not block.uncaught or any(_BY_SIGNAL.search(line.text) for line in after):
+            return False
+        if block.by_script and (after or self.log.last_number > block.final.number):
             return False
         if self.ending is not None:
             return self.ending.code in (None, _UNCAUGHT)
         last = block.lines[-1].number
-        said = any((m.rule.ending or m.rule.secondary) and m.line.number > last for m in self.matches)
-        return said or self.log.ended is not None or self.log.last_number <= last
+        said = [m for m in self.matches if (m.rule.ending or m.rule.secondary) and m.line.number > last]
+        if said:
+            return min(said, key=lambda m: (m.line.number, m.rule.order)).rule.id not in _SIGNALLED
+        ended = self.log.ended is not None and not _BY_SIGNAL.search(self.log.ended.text)
+        return ended or self.log.last_number <= last
 
     def _module_missing(self, block: Block, module: str) -> Diagnosis:
         """What no rule knows more of: an import of a package that is not there."""
         package = self.log.book.specials["module-missing"].packages.get(module.partition(".")[0], "")
         homes = [found[1] for line in block.lines if (found := _VENV.match(line.text))]
+        homes = [home for home in homes if not home.endswith(_USER_BASE)]  # pip install --user: no Python is there
         python = f"{homes[-1]}/bin/python" if homes else ""
         values = {"module": module, "frame": block.frame, "package": package, "python": python}
         values["pip"] = f"{python} -m pip" if python else "pip"

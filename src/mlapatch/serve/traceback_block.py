@@ -31,7 +31,8 @@ class Block:
     `before` is the last line of the same rank before it. `died` names the SGLang process that says it is ending because
     of it ("Scheduler hit an exception"); without it, it may have been handled. `frame` is the innermost one in
     SGLang or flashinfer, or else the innermost. `uncaught`: the last traceback begins where a process's main thread
-    does, so nothing above it could have handled the exception.
+    does, so nothing above it could have handled the exception. `by_script`: that is a script, whose own `<module>`
+    may have handled it all the same.
     """
 
     first: Line
@@ -42,6 +43,7 @@ class Block:
     exceptions: list[Line] = field(default_factory=list)
     frame: str = ""
     uncaught: bool = False
+    by_script: bool = False
     _head: list[Line] = field(default_factory=list)
     _tail: deque[Line] = field(default_factory=lambda: deque(maxlen=_TAIL))
     _in_frames: bool = False
@@ -86,15 +88,15 @@ class Block:
         (self._head if len(self._head) < _HEAD else self._tail).append(line)
         if START in line.text:
             self._in_frames, self._chained, self._frame_is_ours = True, False, False
-            self._outermost, self.uncaught = True, False
+            self._outermost, self.uncaught, self.by_script = True, False, False
         elif _CHAIN.search(line.text):
             self._chained = True
         elif self._in_frames:
             frame = _FRAME.match(line.text)
             if frame:
                 if self._outermost:
-                    script = frame["name"] == "<module>" and not _IMPORTED.search(frame["file"])
-                    self.uncaught, self._outermost = script or frame["name"] in _MAIN, False
+                    self.by_script = frame["name"] == "<module>" and not _IMPORTED.search(frame["file"])
+                    self.uncaught, self._outermost = self.by_script or frame["name"] in _MAIN, False
                 ours = "/sglang/" in frame["file"] or "/flashinfer/" in frame["file"]
                 if ours or not self._frame_is_ours:
                     self.frame = f"{frame['file']}:{frame['line']} in {frame['name']}"
