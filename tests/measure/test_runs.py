@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -249,6 +250,22 @@ def test_runs_are_deleted_by_number_all_or_none(tmp_path: Path) -> None:
         assert store.start("bench", {}) == 6, "a number is never given again"
     with pytest.raises(MlapatchError, match="goes with nothing else"):
         runs(delete=["2"], kind="bench", db=db)
+
+
+def test_a_run_that_nothing_here_will_end_can_be_deleted(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    here = socket.gethostname()
+    whose = [("another machine", os.getpid()), ("", 1), (here, gone.pid), (here, 0), (here, os.getpid())]
+    with Store(tmp_path / "db") as store:
+        store.add(
+            {"uid": str(number), "kind": "bench", "status": "running", "host": host, "pid": pid}
+            for number, (host, pid) in enumerate(whose)
+        )
+        assert [run.state for run in reversed(store.all())] == ["running", "running", "lost", "lost", "running"]
+    with pytest.raises(MlapatchError, match="run 5 is not over yet"):
+        runs(delete=["1", "5"], db=tmp_path / "db")
+    assert runs(delete=["1", "2", "3", "4"], db=tmp_path / "db").data["deleted"] == [1, 2, 3, 4]
 
 
 def test_a_verify_that_took_less_time_is_no_better(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ class Run:
 
 
 def _alive(pid: int) -> bool:
+    if pid <= 0:  # no process has it: an export without one, and to `kill` it is a group
+        return False
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -305,7 +307,7 @@ class Store:
         """Delete runs, all of them or none; a label could mean more than one, so that only numbers are taken.
 
         Raises:
-            MlapatchError: one is not there, or is not over yet (exit 2).
+            MlapatchError: one is not there, or is not over yet on this machine (exit 2).
         """
         with self._writing():
             there = {str(run.id): run for run in self.all()}
@@ -316,7 +318,7 @@ class Store:
                     then = f"mlapatch runs --delete {label.id}" if label else "mlapatch runs"
                     found = label.title if label else ", ".join(run.title for run in [*there.values()][:8]) or "none"
                     raise MlapatchError(Exit.USAGE, what, where=str(self.path), found=found, next=then)
-                if there[number].state == "running":
+                if there[number].state == "running" and there[number].host == socket.gethostname():
                     what = f"run {number} is not over yet"
                     raise MlapatchError(Exit.USAGE, what, where=str(self.path), next="wait for it, or interrupt it")
             chosen = [there[number] for number in dict.fromkeys(numbers)]
