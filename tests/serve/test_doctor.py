@@ -105,6 +105,20 @@ def test_a_package_without_metadata_is_there(venv: Callable[..., Path]) -> None:
     assert doctor(python=str(venv("torch", "numpy", "flashinfer==0.6.3"))).data["missing"] == {}
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_package_with_metadata_that_is_no_utf8_is_passed_over(venv: Callable[..., Path], beside: bool) -> None:
+    """An old egg of another package ended doctor and launch with exit 70."""
+    python = venv("torch==2.9.1", "numpy==2.1")
+    place = next(python.parents[1].glob("lib/python3*/site-packages"))
+    eggs = place if beside else python.parents[2] / "eggs"
+    (eggs / "old.egg-info").mkdir(parents=True)
+    (eggs / "old.egg-info" / "PKG-INFO").write_bytes(b"Metadata-Version: 1.0\nName: old\nVersion: 1\nAuthor: Ren\xe9\n")
+    (place / "eggs.pth").write_text(f"{eggs}\n")
+    found = doctor(python=str(python))
+    assert (found.exit, found.data["packages"]) == (Exit.OK, {"torch": "2.9.1", "numpy": "2.1"})
+    assert [finding["state"] for finding in checked(python)] == ["warn"]
+
+
 def test_an_sglang_without_metadata_asks_for_what_every_release_imports(venv: Callable[..., Path]) -> None:
     python = venv()
     for file in next(python.parents[1].glob("lib/*/site-packages/sglang-0.5.9.dist-info")).iterdir():

@@ -89,9 +89,12 @@ def installed(places: Iterable[str]) -> dict[str, str]:
         if not Path(place).is_dir():
             continue
         for distribution in distributions(path=[place]):
-            name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
-            if name in PACKAGES:
-                found.setdefault(name, distribution.version)
+            try:
+                name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+                if name in PACKAGES:
+                    found.setdefault(name, distribution.version)
+            except (UnicodeDecodeError, OSError):  # an old egg's Latin-1, or another user's
+                continue
     return found
 
 
