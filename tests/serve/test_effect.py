@@ -125,6 +125,8 @@ def test_auto_is_judged_where_it_is_known(tmp_path: Path, given: str, config: ob
 
 def test_what_may_make_auto_fp8(tmp_path: Path) -> None:
     assert found(f"{FLASHINFER} --quantization modelopt_fp4", config=V3, folder=tmp_path).state == "skip"
+    override = '--json-model-override-args {"quantization_config":{"quant_method":"modelopt"}}'
+    assert found(f"{FLASHINFER} {override}", config=V3, folder=tmp_path).state == "skip"
     (tmp_path / "hf_quant_config.json").touch()
     assert found(FLASHINFER, config=V3, folder=tmp_path).state == "skip"
 
@@ -146,6 +148,23 @@ def test_options_that_may_be_added_are_not_judged() -> None:
     assert found("--attention-backend triton", command=Command("bash", "/bin/bash")).state == "skip"
     assert found("--attention-backend triton --config more.yaml").state == "skip"
     assert found("--attention-backend triton", patches=None).state == "skip"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"--attention-backend triton --prefill-attention flashinfer {FP8}",
+        f"--attention-backend triton --dec flashinfer {FP8}",
+        f"--attention-backend triton --attention-b flashinfer {FP8}",
+        f"--attention-backend triton --speculative-draft-attention flashinfer {FP8}",
+        f"{FLASHINFER} --kv-cache-dtype bf16 --kv-cache fp8_e4m3",
+        f"{FLASHINFER} --kv-cache-d=bf16",
+    ],
+)
+def test_an_abbreviated_option_is_not_judged(options: str) -> None:
+    """argparse takes it; it was not seen, and what stands beside it was judged."""
+    finding = found(options)
+    assert (finding.state, "is an abbreviation" in finding.text) == ("skip", True)
 
 
 # ------------------------------------------------------------------------------------------------ what the source says

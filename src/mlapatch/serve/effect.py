@@ -22,6 +22,17 @@ _OTHERS = ("triton", "fa3", "fa4", "nsa", "dsa")
 
 _DSA = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 _DENSE = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+_READ = (
+    "attention-backend",
+    "prefill-attention-backend",
+    "decode-attention-backend",
+    "kv-cache-dtype",
+    "speculative-draft-attention-backend",
+    "speculative-draft-kv-cache-dtype",
+    "quantization",
+    "json-model-override-args",
+    "config",
+)
 _OURS, _PHASES = "flashinfer", ("prefill", "decode")
 _FP8 = ("fp8_e4m3", "fp8_e5m2")
 
@@ -36,6 +47,9 @@ def effect(context: Context) -> Iterable[Finding]:
         return [Finding("effect", SKIP, "no patch of flashinfer's MLA backend is applied")]
     if not context.command.whole or "config" in context.options.given:
         return [Finding("effect", SKIP, "the command may not hold all of the server's options")]
+    for short in context.options.given:
+        if any(name != short and name.startswith(short) for name in _READ):
+            return [Finding("effect", SKIP, f"--{short} is an abbreviation, and it is not known of what")]
     who, has = ", ".join(names), "have" if len(names) > 1 else "has"
     for reason, hint in (
         (_other_backend(context), "--attention-backend flashinfer"),
@@ -94,7 +108,7 @@ def _arch(config: dict[str, Any]) -> str:
 
 def _kv_may_be_fp8(context: Context, config: dict[str, Any]) -> bool:
     """Whether a checkpoint may make `auto` FP8: modelopt's and others' quantisation of the KV cache."""
-    if "quantization" in context.options.given:
+    if "quantization" in context.options.given or "json-model-override-args" in context.options.given:
         return True
     if (Path(context.options.text("model-path")) / "hf_quant_config.json").exists():
         return True
