@@ -266,6 +266,10 @@ def test_a_missing_package_is_named_with_its_python_and_no_line_that_has_nothing
     assert found.known
     assert "/opt/venv/bin/python -m pip install numpy" in found.advice
     assert "mlapatch doctor --python /opt/venv/bin/python" in found.advice
+    spaced = of(MISSING.replace(b"/opt/venv", b"/my venv"))
+    assert "missing in /my venv/bin/python" in spaced.cause
+    assert "Run: '/my venv/bin/python' -m pip install numpy" in spaced.advice
+    assert "mlapatch doctor --python '/my venv/bin/python' shows" in spaced.advice
     assert "cpp extensions" not in found.advice + " ".join(found.evidence)
 
 

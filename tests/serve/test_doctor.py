@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from mlapatch.commands.doctor import doctor
 from mlapatch.commands.launch import launch
 from mlapatch.exits import Exit
 from mlapatch.serve.gpu_state import GpuState
+from mlapatch.serve.libraries import missing
 
 GPU = GpuState(0, "GPU-0aa", "H200", 90, 0, 96 << 30, 0, ())
 
@@ -103,6 +105,16 @@ def test_doctor_names_what_sglang_asks_for_and_has_not_got(venv: Callable[..., P
 
 def test_a_package_without_metadata_is_there(venv: Callable[..., Path]) -> None:
     assert doctor(python=str(venv("torch", "numpy", "flashinfer==0.6.3"))).data["missing"] == {}
+
+
+def test_the_next_command_can_be_pasted() -> None:
+    """A venv's path may have spaces, and a requirement a URL, which PyPI's package of that name is not."""
+    url = "git+https://github.com/sgl-project/torch@v2#subdirectory=x"
+    (gone,) = missing("/my venv/bin/python", ["/none"], [f"torch @ {url} ; python_version > '3'"])
+    assert gone.text == f"torch is not installed in /my venv/bin/python; SGLang asks for {url}"
+    assert shlex.split(gone.next) == ["/my venv/bin/python", "-m", "pip", "install", f"torch @ {url}"]
+    (ranged,) = missing("python", ["/none"], ["numpy<2"])
+    assert shlex.split(ranged.next) == ["python", "-m", "pip", "install", "numpy<2"]
 
 
 @pytest.mark.parametrize("beside", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 
 from mlapatch.serve.log_stream import Line
@@ -158,7 +159,8 @@ class _Case:
         homes = [home for home in homes if not home.endswith(_USER_BASE)]  # pip install --user: no Python is there
         python = f"{homes[-1]}/bin/python" if homes else ""
         values = {"module": module, "frame": block.frame, "package": package, "python": python}
-        values["pip"] = f"{python} -m pip" if python else "pip"
+        values["exe"] = shlex.quote(python) if python else ""
+        values["pip"] = f"{values['exe']} -m pip" if python else "pip"
         known = {k: v for k, v in values.items() if v}
         return self._special("module-missing", FAILED, block, (block.first, block.final), values=known)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
@@ -43,7 +44,10 @@ FLASHINFER, KERNELS = "flashinfer-python", ("sgl-kernel", "sglang-kernel")
 
 @dataclass(frozen=True)
 class Missing:
-    """A package that SGLang asks for and its Python does not have. `wants` as in its metadata: `==0.6.3`, or ''."""
+    """A package that SGLang asks for and its Python does not have.
+
+    `wants` as in its metadata: `==0.6.3`, `@ URL`, or ''.
+    """
 
     name: str
     wants: str
@@ -52,13 +56,15 @@ class Missing:
     @property
     def text(self) -> str:
         """What is missing, where, and what SGLang asks for."""
-        asked = f"; SGLang asks for {self.wants.removeprefix('==')}" if self.wants else "; SGLang imports it"
+        wants = self.wants.removeprefix("==").removeprefix("@ ")
+        asked = f"; SGLang asks for {wants}" if wants else "; SGLang imports it"
         return f"{self.name} is not installed in {self.python}{asked}"
 
     @property
     def next(self) -> str:
         """The command that installs it."""
-        return f"{self.python} -m pip install '{self.name}{self.wants}'"
+        space = " " if self.wants.startswith("@") else ""
+        return f"{shlex.quote(self.python)} -m pip install '{self.name}{space}{self.wants}'"
 
 
 def missing(python: str, places: Sequence[str], requires: Iterable[str]) -> tuple[Missing, ...]:
@@ -78,7 +84,8 @@ def missing(python: str, places: Sequence[str], requires: Iterable[str]) -> tupl
         if module is None or name in have or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
             continue
         if not any((Path(place) / shape).exists() for place in places for shape in (module, f"{module}.py")):
-            found.append(Missing(str(name), str(wanted.specifier), python))
+            wants = f"@ {wanted.url}" if wanted.url else str(wanted.specifier)
+            found.append(Missing(str(name), wants, python))
     return tuple(found)
 
 
