@@ -142,6 +142,12 @@ def test_a_program_that_is_no_python(mlapatch_: Command, tmp_path: Path) -> None
     done = mlapatch_("status", "--python", "/bin/true")
     assert done.code == 5
     assert "found: a program that does not answer as Python does" in done.err
+    for said in ("1", "{}"):
+        shim = tmp_path / "python3"
+        shim.write_text(f"#!/bin/sh\necho '{said}'\n")
+        shim.chmod(0o755)
+        done = mlapatch_("status", "--python", shim)
+        assert (done.code, "found: a program that does not answer as Python does" in done.err) == (5, True), said
     done = mlapatch_("status", "--python", tmp_path)
     assert done.code == 5
     assert "found: a folder: --sglang takes folders" in done.err

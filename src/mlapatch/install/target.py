@@ -138,7 +138,9 @@ def _probe_other(python: str) -> dict[str, Any]:
         if done.returncode:
             raise OSError((done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1])
         said = done.stdout.splitlines()  # a sitecustomize or .pth of theirs may have printed before
-        found: dict[str, Any] = json.loads(said[-1] if said else "")
+        found = json.loads(said[-1] if said else "")
+        if not isinstance(found, dict) or not found.keys() >= {"origin", "places", "path", "exe"}:
+            raise ValueError(found)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise MlapatchError(
             Exit.ENVIRONMENT,
