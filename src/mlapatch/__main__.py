@@ -13,7 +13,9 @@ def main() -> None:
         from mlapatch.cli import main as command_line
 
         command_line()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         print("interrupted; nothing was written", file=sys.stderr)
         sys.exit(130)
 

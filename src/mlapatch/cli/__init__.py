@@ -127,4 +127,5 @@ def main() -> None:
         discard(sys.stdout)
         sys.exit(int(Exit.OK))
     except Exception as error:
-        sys.exit(_report_bug(error))
+        wrapped = isinstance(error.__cause__, KeyboardInterrupt)  # by Python to 3.11, where a class is being made
+        sys.exit(interrupted() if wrapped else _report_bug(error))
