@@ -110,10 +110,10 @@ def test_a_package_without_metadata_is_there(venv: Callable[..., Path]) -> None:
 def test_the_next_command_can_be_pasted() -> None:
     """A venv's path may have spaces, and a requirement a URL, which PyPI's package of that name is not."""
     url = "git+https://github.com/sgl-project/torch@v2#subdirectory=x"
-    (gone,) = missing("/my venv/bin/python", ["/none"], [f"torch @ {url} ; python_version > '3'"])
+    (gone,) = missing("/my venv/bin/python", ["/none"], [f"torch @ {url} ; python_version > '3'"], {})
     assert gone.text == f"torch is not installed in /my venv/bin/python; SGLang asks for {url}"
     assert shlex.split(gone.next) == ["/my venv/bin/python", "-m", "pip", "install", f"torch @ {url}"]
-    (ranged,) = missing("python", ["/none"], ["numpy<2"])
+    (ranged,) = missing("python", ["/none"], ["numpy<2"], {})
     assert shlex.split(ranged.next) == ["python", "-m", "pip", "install", "numpy<2"]
 
 

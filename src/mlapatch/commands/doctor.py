@@ -16,6 +16,7 @@ from mlapatch.errors import MlapatchError
 from mlapatch.exits import Exit
 from mlapatch.outcome import Block, Outcome, Pairs, Table, Text
 from mlapatch.serve import gpu_state, libraries, redact
+from mlapatch.serve.command import venv_python
 from mlapatch.serve.preflight import OK, Context, Finding, tools
 from mlapatch.serve.server_options import ServerOptions
 
@@ -80,7 +81,8 @@ def beside(target: Target) -> tuple[dict[str, str], tuple[libraries.Missing, ...
         requires = parse_requires((target.dist_info / "METADATA").read_bytes()) if target.dist_info else []
     except OSError:
         requires = []
-    return libraries.installed(places), libraries.missing(exe, places, requires)
+    have = libraries.installed(places)
+    return have, libraries.missing(exe, places, requires, have)
 
 
 def _python_of(target: Target) -> tuple[str, tuple[str, ...]]:
@@ -92,8 +94,8 @@ def _python_of(target: Target) -> tuple[str, tuple[str, ...]]:
 
     if target.path:
         return target.python, (str(target.site), *target.path)
-    own = target.site.parents[2] / "bin" / "python" if target.site.name == "site-packages" else None
-    if own is None or not own.exists():
+    own = venv_python(target.site)
+    if own is None:
         return "", ()
     try:
         found = find_target(None, str(own))

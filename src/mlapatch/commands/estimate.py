@@ -58,8 +58,7 @@ def estimate(
     tpot = None if measured_tpot is None else measured_tpot / 1e3
     cast = None if measured_cast is None else measured_cast / 1e3
     stock = cast if cast is not None else paper.cast_seconds(pool, card) * what.layers
-    certain = cast is not None or card.cast_rate is None
-    shortest = stock if certain else stock * (1 - paper.CAST_SPREAD)
+    shortest = stock - paper.cast_error(stock, card, measured=cast is not None)
     if tpot is not None and shortest >= tpot:
         raise MlapatchError(
             Exit.USAGE,
@@ -284,9 +283,9 @@ def _of_predictions(card: gpus.Gpu, stock: float, tpot: float, cast_given: bool)
     if not cast_given and card.cast_rate is None:
         lines.append(f"Nobody measured the cast on this GPU: it takes {seconds(stock)} or longer. {narrower}")
     elif not cast_given:
-        off = seconds(paper.CAST_SPREAD * stock)
+        off = paper.cast_error(stock, card, measured=False)
         lines.append(
-            f"The cast's time is known to {paper.CAST_SPREAD:.0%} ({seconds(stock)}, {off} more or less) and is "
+            f"The cast's time is known to {off / stock:.0%} ({seconds(stock)}, {seconds(off)} more or less) and is "
             f"{percent(stock / tpot)} of the TPOT, hence the ranges. {narrower}"
         )
     return lines

@@ -107,6 +107,11 @@ def floor_seconds(pool: Pool, gpu: Gpu, live: int) -> float:
     return live * pool.model.width * FP8 * pool.model.layers / gpu.bandwidth
 
 
+def cast_error(seconds: float, gpu: Gpu, *, measured: bool) -> float:
+    """How many seconds more or less a cast may take; 0 where it was measured, or is only known to take that long."""
+    return 0.0 if measured or gpu.cast_rate is None else CAST_SPREAD * seconds
+
+
 def costs(
     pool: Pool, gpu: Gpu, live: int, measured: float | None = None, measured_cast: float | None = None
 ) -> list[Cost]:
@@ -120,7 +125,7 @@ def costs(
     width, layers = pool.model.width, pool.model.layers
     active, compact, native = live * width * (FP8 + BF16), live * width * BF16, live * width * FP8
     stock_step = measured_cast if measured_cast is not None else cast_seconds(pool, gpu) * layers
-    error = 0.0 if measured_cast is not None or gpu.cast_rate is None else CAST_SPREAD * stock_step
+    error = cast_error(stock_step, gpu, measured=measured_cast is not None)
     bound = measured_cast is None and gpu.cast_rate is None
 
     def patch(name: str, prepare: float, read: float, note: str) -> Cost:

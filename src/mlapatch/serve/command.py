@@ -55,6 +55,12 @@ def is_python(word: str) -> bool:
     return _PYTHON.fullmatch(Path(word).name) is not None
 
 
+def venv_python(site: Path) -> Path | None:
+    """The Python of the venv around a site-packages; None where there is none."""
+    own = site.parents[2] / "bin" / "python" if site.name == "site-packages" else None
+    return own if own is not None and own.exists() else None
+
+
 def _module(words: Sequence[str]) -> str:
     """The module of `-m`, which ends Python's own options, as a script, `-c` and `--` do. Values may be joined: -mX."""
     rest = iter(words[1:])

@@ -67,12 +67,14 @@ class Missing:
         return f"{shlex.quote(self.python)} -m pip install '{self.name}{space}{self.wants}'"
 
 
-def missing(python: str, places: Sequence[str], requires: Iterable[str]) -> tuple[Missing, ...]:
+def missing(
+    python: str, places: Sequence[str], requires: Iterable[str], have: Mapping[str, str]
+) -> tuple[Missing, ...]:
     """What SGLang asks for and an interpreter that looks in these places would not find, not even without metadata.
 
-    `requires` are the `Requires-Dist` of its metadata; without any (a checkout) torch and numpy, as every release has.
+    `have` is what `installed` found there. `requires` are the `Requires-Dist` of its metadata; without any (a checkout)
+    torch and numpy, as every release has.
     """
-    have = installed(places)
     found = []
     for line in list(requires) or ["torch", "numpy"]:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from mlapatch.errors import MlapatchError, NoSglangError
 from mlapatch.exits import Exit
 from mlapatch.serve import redact
-from mlapatch.serve.command import Command, is_python
+from mlapatch.serve.command import Command, is_python, venv_python
 from mlapatch.serve.gpu_state import GpuState
 from mlapatch.serve.preflight import PatchFacts
 from mlapatch.serve.ranks import Layout
@@ -101,8 +101,7 @@ def _import_from(known: PatchFacts, environment: dict[str, str]) -> None:
     if known.package is None:
         return
     site = known.package.parent
-    own = site.parents[2] / "bin" / "python" if site.name == "site-packages" else None
-    if own is not None and own.exists():
+    if own := venv_python(site):
         environment.setdefault("PYTHON", str(own))
     else:
         environment.setdefault("PYTHON", known.python or "python3")
