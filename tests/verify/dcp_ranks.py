@@ -9,7 +9,6 @@ requests without tokens.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import math
 import sys
@@ -25,27 +24,15 @@ LENGTHS = (1, 2, 7, 40, 131)
 HEADS = 4
 
 
-def loaded(path: Path) -> ModuleType:
-    """A file that imports torch and Triton only, as a module."""
-    spec = importlib.util.spec_from_file_location("dcp_kernels", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def share(
-    kernels: Path, ids: torch.Tensor, lengths: list[int], rank: int, ranks: int
+    kernels: ModuleType, ids: torch.Tensor, lengths: list[int], rank: int, ranks: int
 ) -> tuple[torch.Tensor, list[int]]:
     """A rank's rows of its own pool, request by request, and how many each request has: what a plan is given."""
-    module = loaded(kernels)
     own = [max((length - rank + ranks - 1) // ranks, 0) for length in lengths]
     starts, own_starts = (torch.tensor([0, *one]).cumsum(0).int() for one in (lengths, own))
     found = torch.empty(sum(own), dtype=torch.int32)
     blocks = max(1, -(-max(own) // 128))
-    module.update_kv_lens_and_indices[(len(lengths), blocks)](
+    kernels.update_kv_lens_and_indices[(len(lengths), blocks)](
         torch.tensor(lengths, dtype=torch.int32),
         starts,
         ids,
@@ -56,16 +43,16 @@ def share(
         dcp_world_size=ranks,
         BLOCK_SIZE=128,
     )
-    divided = "kv_values // dcp_world_size" in kernels.read_text(encoding="utf-8")  # later releases translate after it
-    return found if divided else found // ranks, own
+    return found, own
 
 
 def main() -> None:
-    kernels, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    path, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    divided = "kv_values // dcp_world_size" in path.read_text(encoding="utf-8")  # later releases translate after it
     prepare_once_a_launch()
     sys.path.append(str(ROOT / "bench" / "gpu"))
     snippets = importlib.import_module("snippets")
-    fused = snippets.load(snippets.FUSED_DECODE)
+    kernels, fused = snippets.load([path]), snippets.load(snippets.FUSED_DECODE)
     torch.manual_seed(11)
     lengths, slots = list(LENGTHS), 64 * ranks
     # A token's id is its rank's slot times the ranks, plus its rank: its position modulo the ranks.
@@ -84,6 +71,7 @@ def main() -> None:
     for rank in range(ranks):
         pool = everything[rank::ranks].contiguous()
         rows, own = share(kernels, where, lengths, rank, ranks)
+        rows = rows if divided else rows // ranks
         empty = empty or 0 in own
         indptr = torch.tensor([0, *own]).cumsum(0).int()
         out = torch.full((len(lengths), HEADS, 512), float("nan"), dtype=torch.bfloat16)
@@ -93,7 +81,7 @@ def main() -> None:
     merged = torch.zeros(HEADS, len(lengths), 512)
     for rank, out in enumerate(parts):
         new = torch.empty(HEADS, len(lengths), 512)
-        merged += loaded(kernels).correct_attn_out(out, torch.stack(sums), rank, None, new)[0]
+        merged += kernels.correct_attn_out(out, torch.stack(sums), rank, None, new)[0]
     worst, worst_sum = 0.0, 0.0
     first = 0
     for i, length in enumerate(lengths):

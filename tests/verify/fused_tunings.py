@@ -82,22 +82,31 @@ def error_of(module: ModuleType, case: Case, device: str) -> dict[str, float | b
     return {"error": worst, "lse_error": worst_lse, "zeros": zeros}
 
 
+def one_request(
+    module: ModuleType, query: torch.Tensor, pool: torch.Tensor, tile: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [heads, 512] and log-sum-exp [heads] of query [1, heads, 576] over all of the pool, in float64."""
+    device, tokens = pool.device, len(pool)
+    order = torch.arange(tokens, dtype=torch.int32, device=device)
+    indptr = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    q, rope = query[..., :512].contiguous(), query[..., 512:].contiguous()
+    out = torch.full(q.shape, float("nan"), dtype=torch.bfloat16, device=device)
+    tuning = module.FusedTuning(tile, 4, 1, 1, overlap=overlaps(device.type))
+    lse = module.fused_attention(q, rope, pool[..., :512], pool[..., 512:], order, indptr, 1, scale, out, tuning)
+    return out[0].double(), lse[0].double()
+
+
 def error_of_tied_pieces(module: ModuleType, device: str) -> dict[str, float | bool]:
     """Two pieces, of 32 tokens and of one, whose logits are all 2**25: a log-sum-exp of that size cannot tell."""
-    pool = torch.zeros(64, 1, 576)
-    pool[:33, 0, 0] = 1.0
+    pool = torch.zeros(33, 1, 576)
+    pool[:, 0, 0] = 1.0
     pool[32, 0, 500] = 448.0
     pool = pool.to(torch.float8_e4m3fn).to(device)
-    query = torch.zeros(1, 1, 512, dtype=torch.bfloat16, device=device)
+    query = torch.zeros(1, 1, 576, dtype=torch.bfloat16, device=device)
     query[0, 0, 0] = 2.0**25
-    rope = torch.zeros(1, 1, 64, dtype=torch.bfloat16, device=device)
-    out = torch.full((1, 1, 512), float("nan"), dtype=torch.bfloat16, device=device)
-    order = torch.arange(33, dtype=torch.int32, device=device)
-    indptr = torch.tensor([0, 33], dtype=torch.int32, device=device)
-    tuning = module.FusedTuning(16, 4, 1, 1, overlap=overlaps(device))
-    lse = module.fused_attention(query, rope, pool[..., :512], pool[..., 512:], order, indptr, 1, 1.0, out, tuning)
-    wanted = pool[:33, 0, :512].double().mean(0)
-    error = ((out[0, 0].double() - wanted).norm() / wanted.norm()).item()
+    out, lse = one_request(module, query, pool, tile=16, scale=1.0)
+    wanted = pool[:, 0, :512].double().mean(0)
+    error = ((out[0] - wanted).norm() / wanted.norm()).item()
     return {"error": error, "lse_error": abs(lse.item() / (2.0**25 * 1.4426950408889634) - 1), "zeros": True}
 
 
@@ -113,19 +122,10 @@ def error_of_sink(module: ModuleType, device: str) -> dict[str, float | bool]:
     query = (torch.randn(1, heads, 576) * 0.05).to(torch.bfloat16)
     query[..., 512] = 1.0
     query = query.to(device)
-    order = torch.arange(tokens, dtype=torch.int32, device=device)
-    indptr = torch.tensor([0, tokens], dtype=torch.int32, device=device)
-    out = torch.full((1, heads, 512), float("nan"), dtype=torch.bfloat16, device=device)
-    tuning = module.FusedTuning(32, 4, 1, 1, overlap=overlaps(device))
-    q, rope = query[..., :512].contiguous(), query[..., 512:].contiguous()
-    lse = module.fused_attention(q, rope, pool[..., :512], pool[..., 512:], order, indptr, 1, 1.0, out, tuning)
-    wanted, wanted_lse = expected(query[0], pool, order, scale=1.0)
-    error = ((out[0].double() - wanted).norm() / wanted.norm()).item()
-    return {
-        "error": error,
-        "lse_error": ((lse[0].double() - wanted_lse) / wanted_lse).abs().max().item(),
-        "zeros": True,
-    }
+    out, lse = one_request(module, query, pool, tile=32, scale=1.0)
+    wanted, wanted_lse = expected(query[0], pool, torch.arange(tokens, device=device), scale=1.0)
+    error = ((out - wanted).norm() / wanted.norm()).item()
+    return {"error": error, "lse_error": ((lse - wanted_lse) / wanted_lse).abs().max().item(), "zeros": True}
 
 
 def main() -> None:
